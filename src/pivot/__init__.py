@@ -1,0 +1,1 @@
+"""Decisions of Pivot: pure, typed Python on the controller, used by thin Ansible plugins."""
