@@ -22,33 +22,18 @@ _SCHEMAS = (
 )
 
 
-def attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    visible: Tensor | None = None,
-    logit_cap: float = 0.0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Tensor | None = None) -> Tensor:
     """Softmax attention in float32: query [T, H, D], keys [L, K, D], values [L, K, V] give [T, H, V].
 
-    visible [T, L] is True where a query may look; logit_cap > 0 bounds the scores with tanh; sinks [H] are scores
-    that take part in the softmax and carry no value.
+    visible [T, L] is True where a query may look.
     """
     tokens, heads, size = query.shape
     groups = keys.shape[1]
     grouped = query.float().view(tokens, groups, heads // groups, size)
     scores = torch.einsum("tkgd,lkd->kgtl", grouped, keys.float()) * scale
-    if logit_cap > 0:
-        scores = logit_cap * torch.tanh(scores / logit_cap)
     if visible is not None:
         scores = scores.masked_fill(~visible, float("-inf"))
-    if sinks is not None:
-        column = sinks.float().view(groups, heads // groups, 1, 1).expand(-1, -1, tokens, 1)
-        weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
-    else:
-        weights = torch.softmax(scores, dim=-1)
+    weights = torch.softmax(scores, dim=-1)
     return torch.einsum("kgtl,lkv->tkgv", weights, values.float()).reshape(tokens, heads, -1)
 
 
@@ -77,16 +62,14 @@ def decode_attention(  # noqa: PLR0913, PLR0917 - SGLang's signature
 
     sliding_window_size counts the tokens a query may see, itself included; 0 or less is no window.
     """
-    _refuse(is_cross_attn, encoder_lens, k_scale, v_scale)
+    _refuse(cross=is_cross_attn, scaled=k_scale != 1.0 or v_scale != 1.0, capped=logit_cap > 0, sinks=sinks is not None)
     if key is not None and value is not None:
         k_buffer[loc] = key.reshape(-1, *k_buffer.shape[1:]).to(k_buffer.dtype)
         v_buffer[loc] = value.reshape(-1, *v_buffer.shape[1:]).to(v_buffer.dtype)
     for row, (request, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
         first = max(0, length - sliding_window_size) if sliding_window_size > 0 else 0
         slots = req_to_token[request, first:length].long()
-        result = attend(
-            query[row : row + 1], k_buffer[slots], v_buffer[slots], sm_scale, None, logit_cap, sinks
-        )
+        result = attend(query[row : row + 1], k_buffer[slots], v_buffer[slots], sm_scale)
         output[row : row + 1] = result.to(output.dtype)
 
 
@@ -119,7 +102,7 @@ def extend_attention(  # noqa: PLR0913, PLR0917 - SGLang's signature
     seq_lens count prefix and new tokens. tree_mask is one flat [new, new] block per request, True where a new token
     (row) may see another; the prefix is always visible. Without k_extend/v_extend all keys come from the cache.
     """
-    _refuse(is_cross_attn, encoder_lens, k_scale, v_scale)
+    _refuse(cross=is_cross_attn, scaled=k_scale != 1.0 or v_scale != 1.0, capped=logit_cap > 0, sinks=sinks is not None)
     tree_offset = 0
     for request, length, new, start in zip(
         req_pool_indices.tolist(),
@@ -153,16 +136,16 @@ def extend_attention(  # noqa: PLR0913, PLR0917 - SGLang's signature
             visible = seen <= at
             if sliding_window_size > 0:
                 visible &= seen > at - sliding_window_size
-        result = attend(query, keys, values, sm_scale, visible, logit_cap, sinks)
+        result = attend(query, keys, values, sm_scale, visible)
         o_extend[fresh] = result.to(o_extend.dtype)
 
 
-def _refuse(cross: bool, encoder_lens: Tensor | None, k_scale: float, v_scale: float) -> None:
-    """NotImplementedError for what the stand-in would silently compute wrongly."""
-    if cross or encoder_lens is not None:
-        raise NotImplementedError("the lab's sgl_kernel has no cross attention")
-    if k_scale != 1.0 or v_scale != 1.0:
-        raise NotImplementedError("the lab's sgl_kernel has no scaled (fp8) key/value cache")
+def _refuse(**asked: bool) -> None:
+    """NotImplementedError for what no model of the lab uses and the stand-in would compute wrongly."""
+    names = {"cross": "cross attention", "scaled": "a scaled (fp8) cache", "capped": "a logit cap", "sinks": "sinks"}
+    for key, name in names.items():
+        if asked[key]:
+            raise NotImplementedError(f"the lab's sgl_kernel has no attention with {name}")
 
 
 def register() -> torch.library.Library:

@@ -99,7 +99,7 @@ def _path(node: int, parents: list[int | None], depth: int) -> list[int]:
     return path
 
 
-def verify_tree_greedy_cpu(
+def verify_tree_greedy_cpu(  # noqa: PLR0913, PLR0917 - SGLang's signature
     predicts: Tensor,
     accept_index: Tensor,
     accept_token_num: Tensor,
@@ -134,9 +134,7 @@ def verify_tree_greedy_cpu(
             predicts[position] = chosen[position]
 
 
-def fill_bonus_tokens_cpu(
-    accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
-) -> None:
+def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
     """The last accepted token of each request: accept_tokens is [B, accept_stride], accept_lens [B] count >= 1."""
     requests = accept_lens.shape[0]
     last = torch.arange(requests) * accept_stride + accept_lens.long() - 1
@@ -159,9 +157,7 @@ def rotate_input_ids_cpu(
 ) -> None:
     """Shift each request's tokens left by one and put its new token last, or at select_index [B] where given."""
     new_tokens = topk_index.view(-1)
-    for request, (start, length) in enumerate(
-        zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True)
-    ):
+    for request, (start, length) in enumerate(zip(extend_start_loc.tolist(), extend_seq_lens.tolist(), strict=True)):
         if length <= 0:
             continue
         end = start + length

@@ -41,7 +41,5 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
 
 def install() -> None:
     """Watch for torchvision, once."""
-    if "torchvision" not in sys.modules and not any(
-        isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path
-    ):
+    if "torchvision" not in sys.modules and not any(isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path):
         sys.meta_path.insert(0, _BeforeTorchvision())
