@@ -27,7 +27,7 @@ WIRINGS = [
     serve.Wiring("embedding first", (0, *recipe.AUX_LAYERS[:2])),
     serve.Wiring("ids - 1", tuple(layer - 1 for layer in recipe.AUX_LAYERS)),
 ]
-HEADER = f"{'wiring':<16} {'layer ids':<11} {'accept length':>13} {'of right':>8}  {'per position':<15} {'tok/s':>6}  output"
+HEADER = f"{'wiring':<16} {'layer ids':<11} {'accept length':>13} {'of right':>8}  {'per position':<15} {'tok/s':>6}"
 
 
 def describe(wiring: serve.Wiring) -> str:
@@ -68,7 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, help="use only the first N prompts")
     parser.add_argument("--wiring", action="append", choices=[wiring.name for wiring in WIRINGS])
     parser.add_argument("--logs", type=Path, help="keep the servers' logs in this directory")
-    parser.add_argument("--save", action="store_true", help="keep the figures in figures.json (all wirings, all prompts)")
+    parser.add_argument("--save", action="store_true", help="keep the figures of a complete run in figures.json")
     arguments = parser.parse_args()
     if shutil.which(arguments.python) is None:
         parser.error(f"--python: {arguments.python} is not an executable file; give the engine's interpreter")

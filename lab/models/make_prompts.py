@@ -107,9 +107,7 @@ def main() -> None:
     for prompt, tokens, text in zip(chosen, outcome.outputs, outcome.texts, strict=True):
         same += prompt["output_ids"] == tokens
         prompt["output_ids"], prompt["output_text"] = tokens, text
-    recipe.write_json(
-        recipe.PROMPTS, {"format": 1, "max_new_tokens": recipe.NEW_TOKENS, "prompts": chosen}
-    )
+    recipe.write_json(recipe.PROMPTS, {"format": 1, "max_new_tokens": recipe.NEW_TOKENS, "prompts": chosen})
     figures = {"candidates": tally, "margin": MARGIN, "transformers_equals_sglang": f"{same}/{len(chosen)}"}
     recipe.update_figures("prompts", figures)
     print(figures, flush=True)

@@ -153,9 +153,7 @@ def serving(line: Sequence[str], log: Path, environment: Mapping[str, str] | Non
     started = time.monotonic()
     variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            line, stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True
-        )
+        process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT, env=variables, start_new_session=True)
     try:
         _wait_until_ready(process, log)
         yield time.monotonic() - started
@@ -167,9 +165,7 @@ def generate(port: int, text: str, new_tokens: int) -> dict[str, Any]:
     """One greedy request, end of text ignored; the reply of /generate."""
     sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
     body = json.dumps({"text": text, "sampling_params": sampling}).encode()
-    request = urllib.request.Request(  # noqa: S310 - the address is built here, always http on loopback
-        f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=300) as reply:  # noqa: S310 - as above
             answer: dict[str, Any] = json.load(reply)

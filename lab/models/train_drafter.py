@@ -16,9 +16,9 @@ from typing import Any
 
 import recipe
 import torch
-import torch.nn.functional as functional
 from optim import Optimiser
 from safetensors.torch import save_file
+from torch.nn import functional
 from train_target import cut, load, load_tokens
 
 PROMPT, LENGTH = 96, 192  # tokens of corpus text before the target continues; tokens of a whole sequence

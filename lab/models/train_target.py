@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import recipe
 import torch
-import torch.nn.functional as functional
 from optim import Optimiser
 from safetensors.torch import save_file
+from torch.nn import functional
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 LENGTH, BATCH = 192, 6

@@ -23,7 +23,7 @@ class _Media(BaseImageProcessor):
 class TinyKimiProcessor:
     """The tokenizer, in the shape of a multimodal processor."""
 
-    attributes = ["tokenizer"]
+    attributes = ("tokenizer",)
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
