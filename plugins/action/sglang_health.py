@@ -1,0 +1,65 @@
+"""Asks a server from the controller; decisions are `pivot.health`'s."""
+
+import json
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from pivot import health
+from pivot.findings import errors, render
+
+# without a file of recorded prompts: sanity only
+FALLBACK: dict[str, Any] = {
+    "max_new_tokens": 48,
+    "prompts": [{"id": "default", "text": "def main():\n", "output_ids": None}],
+}
+
+
+class ActionModule(ActionBase):
+    """Arguments: url, api_key, prompts (file), prompt_ids, count, drafter, least_accept_length, summary."""
+
+    _requires_connection = False
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Never changed; failed when a finding is an error. `pivot_summary` is what the callback prints at the end."""
+        super().run(tmp, task_vars)
+        given = self._task.args
+        subject = (task_vars or {}).get("inventory_hostname", given["url"])
+        try:
+            prompts = json.loads(Path(given["prompts"]).read_text()) if given.get("prompts") else FALLBACK
+            chosen = health.select(prompts, list(given.get("prompt_ids") or []), int(given.get("count", 3)))
+        except (OSError, ValueError, KeyError) as error:
+            text = f"sglang_server_health_prompts {given.get('prompts')} cannot be used: {type(error).__name__} {error}"
+            return {"failed": True, "msg": text}
+        client = health.Client(given["url"], given.get("api_key"))
+        try:
+            answers = [client.generate(prompt, int(prompts["max_new_tokens"])) for prompt in chosen]
+            found = health.judge(
+                subject,
+                answers,
+                chosen,
+                drafter=bool(given.get("drafter")),
+                least=float(given.get("least_accept_length", 0)),
+            )
+            found += health.chat(subject, client)
+        except (urllib.error.URLError, OSError) as error:
+            answers, found = [], [health.unreachable(subject, given["url"], error)]
+        length = health.accept_length(answers)
+        speed = sum(len(a.output_ids) for a in answers) / max(sum(a.seconds for a in answers), 1e-9)
+        summary = dict(given.get("summary") or {})
+        if answers:
+            summary["accept length"] = (
+                "no speculation" if length is None else f"{length:.2f} over {len(answers)} prompts"
+            )
+            summary["speed"] = f"{speed:.0f} tok/s, one request at a time"
+        return {
+            "changed": False,
+            "failed": bool(errors(found)),
+            "msg": render(found) or f"{len(answers)} answers as expected, accept length {summary.get('accept length')}",
+            "findings": [finding.as_dict() for finding in found],
+            "accept_length": length,
+            "pivot_summary": summary,
+        }

@@ -1,0 +1,84 @@
+"""Progress of long tasks while they run, and a summary at the end."""
+
+import threading
+import time
+from typing import Any
+
+from ansible import constants
+from ansible.plugins.callback import CallbackBase
+
+from pivot import report
+
+DOCUMENTATION = """
+name: pivot
+type: aggregate
+short_description: Progress of long tasks, and a summary at the end
+description:
+  - A task that takes longer than ten seconds says so, with the elapsed time and the log file.
+  - At the end, what the roles reported in C(pivot_summary), the seconds of every play and the next commands.
+requirements: [enable in ansible.cfg]
+"""
+
+FIRST, EVERY = 10.0, 20.0
+
+
+class CallbackModule(CallbackBase):
+    """One timer thread per task that is running; results are merged per host."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "pivot"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts: dict[str, dict[str, Any]] = {}
+        self._phases: list[tuple[str, float]] = []
+        self._play: tuple[str, float] | None = None
+        self._done = threading.Event()
+
+    def _end_play(self) -> None:
+        if self._play:
+            self._phases.append((self._play[0], time.monotonic() - self._play[1]))
+            self._play = None
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """A play is a phase."""
+        self._end_play()
+        self._play = (play.get_name().strip(), time.monotonic())
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: FBT001 - Ansible's signature
+        """Start watching a task."""
+        self._watch(task.get_name().strip())
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """Start watching a handler."""
+        self._watch(task.get_name().strip())
+
+    def _watch(self, name: str) -> None:
+        self._done.set()
+        self._done = done = threading.Event()
+
+        def tell() -> None:
+            begin, pause = time.monotonic(), FIRST
+            while not done.wait(pause):
+                elapsed = report.duration(time.monotonic() - begin)
+                log = f", log: {constants.DEFAULT_LOG_PATH}" if constants.DEFAULT_LOG_PATH else ""
+                self._display.display(f"  … {name}: {elapsed}{log}", color=constants.COLOR_DEBUG)
+                pause = EVERY
+
+        threading.Thread(target=tell, daemon=True).start()
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Keep what a role reports."""
+        reported = result.result.get("pivot_summary") or result.result.get("ansible_facts", {}).get("pivot_summary")
+        if reported:
+            self._hosts.setdefault(result.host.get_name(), {}).update(reported)
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Say how it ended."""
+        self._done.set()
+        self._end_play()
+        text = report.summary(self._hosts, self._phases, constants.DEFAULT_LOG_PATH)
+        if text:
+            self._display.display("\n" + text)

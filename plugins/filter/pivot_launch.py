@@ -1,0 +1,50 @@
+"""Thin adapter: decisions of `pivot.launch` and `pivot.logs` as filters."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pivot import launch, logs
+
+
+def check(flags: Mapping[str, Any], environment: Mapping[str, Any], subject: str) -> list[dict[str, str]]:
+    """Findings about launch settings, as dictionaries."""
+    return [finding.as_dict() for finding in launch.check(subject, flags, environment)]
+
+
+def phases(lines: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
+    """Phases of a start, as dictionaries."""
+    return [dataclasses.asdict(phase) for phase in logs.phases(lines)]
+
+
+def argv(flags: Mapping[str, Any], python: str, config: str) -> list[str]:
+    """The server's command line."""
+    return launch.argv(python, config, flags)
+
+
+def restart_finding(reasons: Sequence[str], subject: str) -> dict[str, str]:
+    """The refusal of a restart, as a dictionary."""
+    return launch.restart_finding(subject, reasons).as_dict()
+
+
+class FilterModule:
+    """Filters about launching a server."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Names as the roles and templates use them."""
+        return {
+            "pivot_launch_argv": argv,
+            "pivot_launch_check": check,
+            "pivot_launch_config": launch.config_text,
+            "pivot_launch_differences": launch.differences,
+            "pivot_launch_drafter_config": launch.drafter_config,
+            "pivot_launch_environment": launch.environment_text,
+            "pivot_launch_layer_ids": launch.configured_layer_ids,
+            "pivot_launch_restart_finding": restart_finding,
+            "pivot_launch_restart_reasons": launch.restart_reasons,
+            "pivot_launch_sha256": launch.sha256,
+            "pivot_launch_unit_words": launch.unit_words,
+            "pivot_launch_view_digest": launch.view_digest,
+            "pivot_logs_cause": logs.cause,
+            "pivot_logs_phases": phases,
+        }

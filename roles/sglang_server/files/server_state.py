@@ -1,0 +1,162 @@
+"""What an SGLang service is on this host: files, unit, main process, last start. Standard library only, read-only.
+
+argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], environment: [name]}; prints
+one JSON object. `environment` names the variables whose values are wanted, so that no other variable leaves the host;
+keys are masked in `texts`.
+"""
+
+import grp
+import hashlib
+import json
+import os
+import pathlib
+import pwd
+import re
+import stat
+import subprocess
+import sys
+
+MILESTONES = re.compile(
+    r"Load weight (begin|end)|fired up and ready|[Gg]raph.*(begin|end)|Error|Exception|error:|sigquit|watchdog"
+)
+
+
+def digest(path):
+    """Content of a file, or for a directory: of its links' targets and its files. None when it is missing."""
+    path = pathlib.Path(path)
+    if path.is_dir():
+        parts = [
+            f"{entry.name} -> {os.readlink(entry)}" if entry.is_symlink() else f"{entry.name} {digest(entry)}"
+            for entry in sorted(path.iterdir())
+        ]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    if not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def text(path):
+    """Content of a small text file with API keys masked, None when it is missing."""
+    try:
+        content = pathlib.Path(path).read_text()
+    except OSError:
+        return None
+    return re.sub(r"(?m)^((?:admin-)?api-key): .*$", r'\1: "********"', content)
+
+
+def running_view(views, launch):
+    """The drafter view that launch.yaml names now."""
+    found = re.search(re.escape(views) + r"/\w+", text(launch) or "")
+    return found.group(0) if found else "/nonexistent"
+
+
+def mode(path):
+    """Owner, group and permissions as `root:sglang 0640`, None when it is missing."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    try:
+        owner, group = pwd.getpwuid(status.st_uid).pw_name, grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        owner, group = status.st_uid, status.st_gid
+    return f"{owner}:{group} {stat.S_IMODE(status.st_mode):04o}"
+
+
+def show(unit):
+    """A selection of `systemctl show`."""
+    names = "LoadState,ActiveState,SubState,MainPID,UnitFileState,NRestarts,DropInPaths,InvocationID,NeedDaemonReload"
+    names += ",ExecMainStartTimestampMonotonic,ActiveEnterTimestampMonotonic,Result"
+    output = subprocess.run(
+        ["systemctl", "show", unit, "--property", names], stdout=subprocess.PIPE, universal_newlines=True, check=False
+    ).stdout
+    return dict(line.partition("=")[::2] for line in output.splitlines())
+
+
+def process(pid, started, names):
+    """Command line, wanted variables and what the start recorded, of the running main process."""
+    base = pathlib.Path("/proc", str(pid))
+    try:
+        command = base.joinpath("cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        raw = base.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    environment = dict(item.partition("=")[::2] for item in raw if item)
+    try:
+        record = json.loads(pathlib.Path(started).read_text())
+    except (OSError, ValueError):
+        record = None
+    return {
+        "pid": pid,
+        "argv": command,
+        "environment": {name: environment[name] for name in names if name in environment},
+        "started": record,
+    }
+
+
+def journal(invocation):
+    """Milestones and errors of the current or last start as [unix time, message], at most 400."""
+    if not invocation:
+        return []
+    command = [
+        "journalctl",
+        f"_SYSTEMD_INVOCATION_ID={invocation}",
+        "--output=json",
+        "--output-fields=MESSAGE",
+        "-n",
+        "20000",
+    ]
+    output = subprocess.run(command, stdout=subprocess.PIPE, universal_newlines=True, check=False).stdout
+    found = []
+    for number, line in enumerate(output.splitlines()):
+        entry = json.loads(line)
+        message = entry.get("MESSAGE")
+        if isinstance(message, list):  # lines with control characters come as byte arrays
+            message = bytes(message).decode(errors="replace")
+        # launch arguments are printed in full, with the API key among them
+        if message and "server_args=" not in message and (number == 0 or MILESTONES.search(message)):
+            found.append([int(entry["__REALTIME_TIMESTAMP"]) / 1e6, message[:400]])
+    return found[:400]
+
+
+def engine(python):
+    """The interpreter with `current`-like links resolved, and the version of sglang beside it."""
+    venv = pathlib.Path(python).parent.parent
+    if not os.access(python, os.X_OK):
+        return {"python": None, "version": None}
+    real = venv.resolve()
+    found = sorted(real.glob("lib/python3*/site-packages/sglang-*.dist-info"))
+    version = found[0].name[len("sglang-") : -len(".dist-info")] if found else None
+    return {"python": str(real / "bin" / pathlib.Path(python).name), "version": version}
+
+
+def main():
+    """Gather and print."""
+    given = json.loads(sys.argv[1])
+    unit = show(given["unit"])
+    pid = int(unit.get("MainPID", "0") or 0)
+    try:
+        pwd.getpwnam(given["user"])
+        user = True
+    except KeyError:
+        user = False
+    drop_ins = [pathlib.Path(path).name for path in unit.get("DropInPaths", "").split()]
+    result = {
+        "engine": engine(given["python"]),
+        "user": user,
+        "files": {path: digest(path) for path in given["files"]},
+        "modes": {path: mode(path) for path in given["modes"]},
+        "texts": {path: text(path) for path in given["texts"]},
+        "views": sorted(os.listdir(given["views"])) if os.path.isdir(given["views"]) else [],
+        "view": text(pathlib.Path(running_view(given["views"], given["launch"]), "config.json")),
+        "unit": unit,
+        "drop_ins": drop_ins,
+        "running": process(pid, given["started"], given["environment"]) if pid else None,
+        "journal": journal(unit.get("InvocationID")),
+        "interpreter": sys.executable,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

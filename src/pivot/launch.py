@@ -1,0 +1,197 @@
+"""Launch arguments and environment of an SGLang server: render, check, and compare with what runs."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from pivot.findings import Finding, Severity
+
+# SGLang's --config reader refuses these although they are ordinary flags (read from 0.5.23's merger)
+ARGV_ONLY = frozenset(
+    {
+        "dcp-replicate-q-proj", "disable-cuda-graph", "dllm-fdfo", "enable-decoder-swa-bounded-replay",
+        "enable-dp-attention", "enable-dsa-fused-indexer", "enable-fused-qk-norm-rope", "enable-tf32-matmul",
+        "enable-tp-lm-head-all-to-all", "experts-shared-outer-loras", "lora-paths", "lora-strict-loading",
+        "mm-enable-dp-encoder", "ple-offload-embedding", "speculative-enable-w4a4-mxfp4-megamoe",
+    }
+)  # fmt: skip
+# --x / --no-x pairs: false is a flag of its own
+ON_OFF = ARGV_ONLY - {"disable-cuda-graph", "enable-dp-attention", "lora-paths"}
+# the role sets these from variables of their own
+RESERVED = {
+    "api-key": "sglang_server_api_key",
+    "host": "sglang_server_host",
+    "model-path": "sglang_server_model_path",
+    "port": "sglang_server_port",
+    "speculative-draft-model-path": "sglang_server_drafter_path",
+}
+_NAME = re.compile(r"^[A-Z_][A-Z0-9_]*$")
+_FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
+
+
+def check(subject: str, flags: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Finding]:
+    """Everything wrong with the launch settings of one host that their form alone shows."""
+    wrong = [
+        *(_wrong_flag(name, value) for name, value in flags.items()),
+        *(_wrong_variable(name, value) for name, value in environment.items()),
+    ]
+    return [
+        Finding(code, Severity.ERROR, subject, message, fix) for code, message, fix in (item for item in wrong if item)
+    ]
+
+
+def _wrong_flag(name: str, value: object) -> tuple[str, str, str] | None:
+    where = f"sglang_server_launch.{name}"
+    if not _FLAG.match(name):
+        fix = f"write {name.lstrip('-').replace('_', '-').lower()}"
+        return "LAUNCH-NAME", f"{where} is not spelt as SGLang spells its flags", fix
+    if name in RESERVED:
+        return "LAUNCH-RESERVED", f"{where} is set by a variable of its own", f"set {RESERVED[name]} instead"
+    if value is None:
+        message = f"{where} is null, which SGLang would read as the word None"
+        return "LAUNCH-NULL", message, "remove it or give it a value"
+    if value is False and name not in ON_OFF:
+        return "LAUNCH-FALSE", f"{where} is false, which SGLang's --config drops silently", "remove the line"
+    return None
+
+
+def _wrong_variable(name: str, value: object) -> tuple[str, str, str] | None:
+    where = f"sglang_server_environment.{name}"
+    if not _NAME.match(name):
+        return "ENV-NAME", f"{where} is no environment variable's name", "use capitals, digits and underscores"
+    if not isinstance(value, str):
+        text = int(value) if isinstance(value, bool) else value
+        message = f"{where} is {value!r}, which YAML does not hand on as it was written"
+        return "ENV-TYPE", message, f'quote it, for example {name}: "{text}"'
+    if value != value.strip() or "\n" in value:
+        return "ENV-SPACE", f"{where} has white space at an end or a line break", "remove it"
+    return None
+
+
+def config_mapping(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the flags that SGLang's --config file can hold, sorted by name."""
+    return {name: flags[name] for name in sorted(flags) if name not in ARGV_ONLY}
+
+
+def config_text(flags: Mapping[str, Any]) -> str:
+    """The body of launch.yaml, one flag a line; mappings become the JSON text that SGLang parses."""
+    values = {
+        name: json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+        for name, value in config_mapping(flags).items()
+    }
+    return yaml.safe_dump(values, default_flow_style=False, width=10**6, allow_unicode=True) if values else ""
+
+
+def argv(python: str, config: str, flags: Mapping[str, Any]) -> list[str]:
+    """The command line: the interpreter, --config as an argument of its own, then what --config cannot hold."""
+    arguments = [python, "-m", "sglang.launch_server", "--config", config]
+    for name in sorted(set(flags) & ARGV_ONLY):
+        value = flags[name]
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            arguments += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return arguments
+
+
+def unit_words(arguments: Sequence[str]) -> str:
+    """A command line as ExecStart= wants it: quoted, with % and $ taken literally."""
+    words = []
+    for argument in arguments:
+        text = argument.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+        words.append(f'"{text}"' if re.search(r"[\s'\"\\;]", argument) or not argument else text)
+    return " ".join(words)
+
+
+def environment_text(environment: Mapping[str, str]) -> str:
+    """An EnvironmentFile= body, sorted; every value quoted, so that nothing in it is special to systemd."""
+    lines = []
+    for name in sorted(environment):
+        text = re.sub(r'(["\\`$])', r"\\\1", environment[name])
+        lines.append(f'{name}="{text}"\n')
+    return "".join(lines)
+
+
+def drafter_config(config: Mapping[str, Any], layer_ids: Sequence[int] | None) -> str:
+    """The drafter's config.json with the layer ids where SGLang reads them; None keeps the drafter's own."""
+    rendered = copy.deepcopy(dict(config))
+    if layer_ids is not None:
+        rendered.setdefault("eagle_config", {})["eagle_aux_hidden_state_layer_ids"] = [int(i) for i in layer_ids]
+    return json.dumps(rendered, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def configured_layer_ids(config: Mapping[str, Any], layer_ids: Sequence[int] | None) -> list[int] | None:
+    """The ids that the rendered drafter config holds, None when SGLang's default will be used."""
+    found = json.loads(drafter_config(config, layer_ids)).get("eagle_config", {})
+    ids = found.get("eagle_aux_hidden_state_layer_ids")
+    return None if ids is None else [int(i) for i in ids]
+
+
+def view_digest(config: str, links: Mapping[str, str]) -> str:
+    """Digest of a drafter view as the host computes it: one line an entry, links by their target.
+
+    config: text of its config.json; links: name → target of every other entry.
+    """
+    lines = {name: f"{name} -> {target}" for name, target in links.items()}
+    lines["config.json"] = f"config.json {sha256(config)}"
+    return sha256("\n".join(lines[name] for name in sorted(lines)))
+
+
+def sha256(text: str) -> str:
+    """Hex digest of a text as it will stand in a file (UTF-8)."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(files: Mapping[str, str], modes: Mapping[str, str], state: Mapping[str, Any]) -> list[str]:
+    """Paths on the host that are not as wanted.
+
+    files: path → sha256; modes: path → ``owner:group 0640``; state: those of the host, null if missing.
+    """
+    wrong = {path for path in files if state["files"].get(path) != files[path]}
+    wrong |= {path for path in modes if state["modes"].get(path) != modes[path]}
+    return sorted(wrong)
+
+
+def restart_reasons(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Why the RUNNING server is not the wanted one; empty when it is, or when none runs.
+
+    wanted: files (path → sha256), argv, environment. state: what server_state.py reports of the main process:
+    `running` null or {argv, environment, started: path → sha256 at its start}.
+    """
+    running = state.get("running")
+    if not running:
+        return []
+    reasons = []
+    command: list[str] = running["argv"]
+    extra_allowed = bool(state.get("drop_ins"))
+    expected: list[str] = list(wanted["argv"])
+    if command != expected and not (extra_allowed and command[: len(expected)] == expected):
+        reasons.append(f"its command line is {' '.join(command)!r}")
+    for name, value in sorted(wanted["environment"].items()):
+        if running["environment"].get(name) != value:
+            reasons.append(f"{name} is {running['environment'].get(name)!r} in its environment, not {value!r}")
+    started = running.get("started") or {}
+    reasons += [
+        f"it was started with another {path}"
+        for path, digest in sorted(wanted["files"].items())
+        if started.get(path) != digest
+    ]
+    return reasons
+
+
+def restart_finding(subject: str, reasons: Sequence[str]) -> Finding:
+    """A restart that nobody consented to."""
+    return Finding(
+        "SERVER-RESTART-NEEDED",
+        Severity.ERROR,
+        subject,
+        "the running server differs from the wanted one and would have to be restarted: " + "; ".join(reasons),
+        "set sglang_server_allow_restart: true (or -e sglang_server_allow_restart=true) when it may be interrupted",
+    )

@@ -1,0 +1,49 @@
+"""What a person reads at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NEXT = (
+    ("is it all right", "ansible-playbook deploy.yml --tags verify"),
+    ("what reaches the drafter", "ansible-playbook deploy.yml --tags debug-on (then debug-off)"),
+    ("logs to the controller", "ansible-playbook deploy.yml --tags collect"),
+)
+
+
+def duration(seconds: float) -> str:
+    """``4.2 s``, ``75 s`` or ``12 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def _value(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def table(rows: Sequence[tuple[str, str]], indent: str = "  ") -> list[str]:
+    """Rows of a name and a value, the values aligned."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"{indent}{name.replace('_', ' '):<{width}}  {value}" for name, value in rows]
+
+
+def summary(hosts: Mapping[str, Mapping[str, Any]], phases: Sequence[tuple[str, float]], log: str | None) -> str:
+    """The end of a run: one block a host, then where the time went, where the log is, and what to do next.
+
+    hosts: what the roles reported, per host; phases: plays and their seconds, in order.
+    """
+    lines: list[str] = []
+    for host, facts in sorted(hosts.items()):
+        lines += ["", host, *table([(name, _value(value)) for name, value in facts.items() if value not in ("", None)])]
+    spent = [(name, seconds) for name, seconds in phases if seconds >= 0.05]
+    if spent:
+        total = sum(seconds for _, seconds in spent)
+        shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in spent)
+        lines += ["", f"took  {duration(total)}: {shares}"]
+    if log:
+        lines.append(f"log   {log}")
+    if hosts:
+        lines += ["next", *table([(command, f"# {what}") for what, command in NEXT])]
+    return "\n".join(lines).strip("\n")

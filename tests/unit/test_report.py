@@ -1,0 +1,26 @@
+from pivot import report
+
+
+def test_durations_read_naturally():
+    assert [report.duration(s) for s in (4.23, 75.4, 720)] == ["4.2 s", "75 s", "12 min"]
+
+
+def test_the_summary_names_each_host_the_time_the_log_and_the_next_commands():
+    text = report.summary(
+        {"infer1": {"endpoint": "http://192.0.2.1:30000/v1", "layer_ids": [3, 5, 7], "empty": ""}},
+        [("Preflight", 0.4), ("Serve", 31.0), ("Skipped", 0.0)],
+        "artifacts/ansible.log",
+    )
+    assert text.splitlines()[:6] == [
+        "infer1",
+        "  endpoint   http://192.0.2.1:30000/v1",
+        "  layer ids  3, 5, 7",
+        "",
+        "took  31 s: Preflight 0.4 s, Serve 31 s",
+        "log   artifacts/ansible.log",
+    ]
+    assert "--tags debug-on" in text
+
+
+def test_a_run_that_reported_nothing_has_no_next_commands():
+    assert report.summary({}, [], None) == ""
