@@ -420,6 +420,4 @@ def test_rsync_without_ssh_and_over_ipv6() -> None:
 
 def test_quotes_that_rsync_cannot_pass_on() -> None:
     with pytest.raises(WeightsError, match="quote character"):
-        weights.rsync_command(
-            "/src", "/dst", {"inventory_hostname": "x", "ansible_ssh_private_key_file": "/keys/it's"}
-        )
+        weights.rsync_command("/src", "/dst", {"inventory_hostname": "x", "ansible_ssh_private_key_file": "/keys/it's"})

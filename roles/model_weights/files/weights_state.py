@@ -318,9 +318,10 @@ def publish_model(model: Model) -> Dict[str, str]:
         model.release.rename(model.base / f"{model.aside_prefix}{os.getpid()}")
     model.incoming.rename(model.release)
     flush([model.base])
-    model.write_record()
+    # first the leftovers: removing a hard link changes the change time that the record holds
     for path in model.leftovers():
         remove(path)
+    model.write_record()
     return {}
 
 
