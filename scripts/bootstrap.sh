@@ -18,7 +18,7 @@ find_interpreter() {
     for candidate in python3.13 python3.12 python3.14 python3 \
         "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[2-9]*/bin/python3; do
         candidate=$(command -v "$candidate" 2>/dev/null) || continue
-        if "$candidate" -c "import sys, venv; sys.exit(sys.version_info < (3, $minor_wanted))" 2>/dev/null; then
+        if "$candidate" -c "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, $minor_wanted))" 2>/dev/null; then
             printf '%s\n' "$candidate"
             return
         fi

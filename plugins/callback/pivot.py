@@ -47,7 +47,7 @@ class CallbackModule(CallbackBase):
         self._end_play()
         self._play = (play.get_name().strip(), time.monotonic())
 
-    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: FBT001 - Ansible's signature
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Start watching a task."""
         self._watch(task.get_name().strip())
 
