@@ -1,0 +1,1 @@
+"""The embedded default of Pivot: a Proxmox VE stand-in on loopback whose containers are real LXC containers."""

@@ -1,0 +1,7 @@
+"""`python -m pivot_lab`."""
+
+import sys
+
+from pivot_lab.cli import main
+
+sys.exit(main())
