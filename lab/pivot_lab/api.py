@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
+from fakepve import lxc as fake_lxc
 from fakepve import server as fake_server
 from fakepve.lxc import FakeCt, split_props
 from fakepve.model import PveError, TaskError
@@ -114,6 +115,24 @@ def check_nameservers(text: str) -> None:
         except ValueError:
             if item != "host":
                 raise bad(nameserver="invalid format - value does not look like a valid IP address\n") from None
+
+
+def link_local(hwaddr: str) -> str:
+    """The IPv6 link-local address (EUI-64) of a hardware address."""
+    octets = bytearray(bytes.fromhex(hwaddr.replace(":", "")))
+    octets[0] ^= 2
+    return str(ipaddress.IPv6Address(b"\xfe\x80" + bytes(6) + octets[:3] + b"\xff\xfe" + octets[3:]))
+
+
+def _normalise(key: str, value: Any) -> Any:
+    """fakepve's spelling of values, except for features, which Proxmox keeps in the order they were sent."""
+    if key == "features":
+        return ",".join(f"{k}={fake_lxc._boolean(x)}" for k, x in split_props(value)[1].items())  # noqa: SLF001
+    return _fake_normalise(key, value)
+
+
+_fake_normalise = fake_lxc.normalise
+fake_lxc.normalise = _normalise  # fakepve calls it as a function of its module, so no subclass can override it
 
 
 class Guests:
@@ -407,6 +426,29 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
             item.setdefault("memhost", item["mem"])
         return data
 
+    def _realise(self, vmid: int, key: str, value: str, *rest: Any) -> str:
+        """A mount point with its path before its other options, as Proxmox writes it."""
+        first, *options = str(super()._realise(vmid, key, value, *rest)).split(",")
+        return ",".join([first, *sorted(options, key=lambda option: (not option.startswith("mp="), option))])
+
+    def _item(self, name: str, volname: str, vol: Values) -> Values:
+        item: Values = super()._item(name, volname, vol)
+        if item["content"] in {"rootdir", "images"}:
+            item = {"parent": None, "used": 0} | item
+        return item
+
+    async def _lxc_interfaces(self, user: str, v: Values) -> list[Values] | None:
+        """As fakepve's, with the link-local address that the kernel derives from a hardware address."""
+        data: list[Values] | None = await super()._lxc_interfaces(user, v)
+        for item in data or []:
+            if item["name"] != "lo" and item["hwaddr"]:
+                address = link_local(item["hwaddr"])
+                item["inet6"] = f"{address}/64"
+                item["ip-addresses"].append(
+                    {"ip-address": address, "ip-address-type": "inet6", "prefix": "64"}
+                )
+        return data
+
     # ------------------------------------------------------------ refused: these would be a model only
 
     async def _refuse(self, user: str, v: Values) -> Any:
@@ -450,11 +492,10 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
         message = message.replace("Name or service not known", "Temporary failure in name resolution")
         fields = dict(error.errors or {})
         for key, text in fields.items():
-            if _NET.fullmatch(key) or key == "features":
-                fields[key] = re.sub(
-                    r"(?m)^(\S+: )unknown (key|property).*$",
-                    r"\1property is not defined in schema and the schema does not allow additional properties", text,
-                )
+            unknown = re.fullmatch(r"invalid format - invalid key in comma-separated list property: (\S+)\n", text)
+            if unknown:
+                why = "property is not defined in schema and the schema does not allow additional properties"
+                fields[key] = f"invalid format - format error\n{key}.{unknown[1]}: {why}\n"
         return PveError(error.status, message, fields or None)
 
     def _authenticate(self, request: web.Request) -> str | None:
@@ -484,6 +525,17 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
             raise bad(upid="no such task")
         task: Values = super()._get_task(request)
         return task
+
+    def _task_view(self, task: Values, listing: bool = False) -> Values:  # noqa: FBT001, FBT002
+        """As fakepve's, but the user of a token is shown without the token, which has its own field."""
+        view: Values = super()._task_view(task, listing)
+        view["user"] = view["user"].partition("!")[0]
+        return view
+
+    async def _task_list(self, request: web.Request) -> web.Response:
+        response = await super()._task_list(request)
+        body = json.loads(response.text)
+        return web.json_response(body | {"total": len(body["data"])})
 
     async def _task_log(self, request: web.Request) -> web.Response:
         response = await super()._task_log(request)

@@ -75,9 +75,10 @@ class Spec:
 
 @dataclass
 class Identity:
-    """Who may log in, and the public host keys that a new container got (type → line)."""
+    """Who may log in, which host keys to make, and the public ones that a new container got (type → line)."""
 
     authorized_keys: str
+    key_types: tuple[str, ...] = HOST_KEY_TYPES
     host_keys: dict[str, str] = field(default_factory=dict)
 
 
@@ -178,7 +179,7 @@ def put(rootfs: Path, path: str, text: str, mode: int = 0o644) -> None:
         os.close(directory)
 
 
-def make_host_keys(hostname: str, say: Say) -> dict[str, tuple[str, str]]:
+def make_host_keys(hostname: str, kinds: Sequence[str], say: Say) -> dict[str, tuple[str, str]]:
     """New ssh host keys: type → (private, public)."""
 
     def make(kind: str) -> tuple[str, str, str]:
@@ -190,8 +191,8 @@ def make_host_keys(hostname: str, say: Say) -> dict[str, tuple[str, str]]:
             return path.read_text(), public, fingerprint
 
     keys = {}
-    with ThreadPoolExecutor(len(HOST_KEY_TYPES)) as pool:
-        for kind, (private, public, fingerprint) in zip(HOST_KEY_TYPES, pool.map(make, HOST_KEY_TYPES), strict=True):
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        for kind, (private, public, fingerprint) in zip(kinds, pool.map(make, kinds), strict=True):
             say(f"Creating SSH host key 'ssh_host_{kind}_key' - this may take some time ...")
             say(f"done: {fingerprint} root@{hostname}")
             keys[kind] = (private, public)
@@ -239,7 +240,7 @@ class Containers:
                 part.chmod(0o755)
             os.chown(home / "upper", ID_BASE, ID_BASE)
             self._mount(key, lowers)
-            host_keys = make_host_keys(hostname, say)
+            host_keys = make_host_keys(hostname, identity.key_types, say)
             root = self.rootfs(key)
             for kind, (private, public) in host_keys.items():
                 put(root, f"etc/ssh/ssh_host_{kind}_key", private, 0o600)

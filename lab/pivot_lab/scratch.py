@@ -75,7 +75,7 @@ class Scratch:
         address = self._reserve(name)
         key = "s-" + name
         try:
-            identity = Identity(ensure_ssh_key(self.layout))
+            identity = Identity(ensure_ssh_key(self.layout), ("ed25519",))  # an RSA key alone costs a second
             nics = (Nic("eth0", mac(), f"{address}/{self.subnet.prefixlen}"),)
             if key in self.containers.keys():  # noqa: SIM118  # a method, not a mapping: an interrupted clone
                 self.containers.destroy(key)
