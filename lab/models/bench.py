@@ -84,7 +84,9 @@ def bench(arguments: argparse.Namespace, scratch: Path) -> bool:
     prompts = recipe.read_json(recipe.PROMPTS)
     chosen = prompts["prompts"][: arguments.prompts]
     texts, recorded = [prompt["text"] for prompt in chosen], [prompt["output_ids"] for prompt in chosen]
-    place = serve.Bench(arguments.python, recipe.TARGET, recipe.DRAFTER, scratch)
+    logs: Path = arguments.logs or scratch
+    logs.mkdir(parents=True, exist_ok=True)
+    place = serve.Bench(arguments.python, recipe.TARGET, recipe.DRAFTER, scratch, logs)
     print(f"{len(chosen)} held-out prompts, {prompts['max_new_tokens']} greedy tokens each\n{HEADER}", flush=True)
     right: serve.Outcome | None = None
     kept: dict[str, Any] = {}
@@ -108,10 +110,8 @@ def main() -> int:
     """Command line entry."""
     arguments = parse()
     with tempfile.TemporaryDirectory() as temporary:
-        scratch = arguments.logs or Path(temporary)
         try:
-            scratch.mkdir(parents=True, exist_ok=True)
-            return 0 if bench(arguments, scratch) else 1
+            return 0 if bench(arguments, Path(temporary)) else 1
         except (serve.ServeError, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             return 2

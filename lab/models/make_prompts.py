@@ -100,7 +100,7 @@ def main() -> None:
     chosen, tally = choose(load(recipe.TARGET), tokenizer, recipe.read_json(work / "held.json"))
     print(f"{len(chosen)} prompts chosen, {tally}; serving them without speculation", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        bench = serve.Bench(sys.executable, recipe.TARGET, recipe.DRAFTER, Path(scratch))
+        bench = serve.Bench(sys.executable, recipe.TARGET, recipe.DRAFTER, Path(scratch), Path(scratch))
         plain = serve.Wiring("plain", drafter=False)
         outcome = bench.run(plain, [prompt["text"] for prompt in chosen], recipe.NEW_TOKENS)
     same = 0

@@ -176,12 +176,13 @@ def generate(port: int, text: str, new_tokens: int) -> dict[str, Any]:
 
 @dataclass
 class Bench:
-    """Where the engine, the models and the scratch space are."""
+    """Where the engine and the models are; `scratch` receives drafter views, `logs` the servers' logs."""
 
     python: str
     target: Path
     drafter: Path
     scratch: Path
+    logs: Path
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self, wiring: Wiring, prompts: Sequence[str], new_tokens: int) -> Outcome:
@@ -190,7 +191,7 @@ class Bench:
         view = drafter_view(self.drafter, wiring.layers, self.scratch / f"view-{slug}") if wiring.drafter else None
         port = free_port()
         line = command(self.python, self.target, view, port)
-        with serving(line, self.scratch / f"server-{slug}.log", self.environment) as start_seconds:
+        with serving(line, self.logs / f"server-{slug}.log", self.environment) as start_seconds:
             began = time.monotonic()
             replies = [generate(port, prompt, new_tokens) for prompt in prompts]
             seconds = time.monotonic() - began

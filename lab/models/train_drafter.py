@@ -24,7 +24,7 @@ from train_target import cut, load, load_tokens
 PROMPT, LENGTH = 96, 192  # tokens of corpus text before the target continues; tokens of a whole sequence
 BATCH = 10
 RATES = (0.02, 4e-3)  # Muon, AdamW
-OWN_SEQUENCES, CORPUS_SEQUENCES = 2560, 640
+OWN_SEQUENCES, CORPUS_SEQUENCES = 1280, 320
 STEP_WEIGHT = 0.8  # loss weight of each further draft step
 ALT_LAYERS = {
     "right": recipe.AUX_LAYERS,
@@ -215,7 +215,7 @@ def evaluate(drafter: Drafter, teacher: Teacher, positions: list[int]) -> dict[s
             right = drafter.vocabulary[logits.argmax(-1)] == teacher.top[:, k + 1 : k + 1 + count]
             start = torch.arange(count) >= PROMPT
             alive = start.expand_as(right) if alive is None else alive
-            accepted.append(right[alive].float().mean().item())
+            accepted.append((alive & right).sum().item() / max(1, int(alive.sum())))
             alive = alive & right
     length, product = 1.0, 1.0
     for share in accepted:
@@ -245,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="step 1's directory")
     parser.add_argument("--out", type=Path, default=recipe.DRAFTER)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.manual_seed(recipe.SEED)

@@ -373,7 +373,12 @@ class Step:
 
     def for_host(self) -> dict[str, Any]:
         """The step for the host-side file."""
-        return {**self.wanted.for_host(), "intact": list(self.intact), "signatures": dict(self.signatures)}
+        return {
+            **self.wanted.for_host(),
+            "intact": list(self.intact),
+            "send": list(self.send),
+            "signatures": dict(self.signatures),
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

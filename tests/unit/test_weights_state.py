@@ -27,7 +27,15 @@ class Host:
         self.record = self.base / ".verified-r1.json"
 
     def run(self, action: str, *, verify: str = "recorded", **model: Any) -> dict[str, Any]:
-        wanted = {"repository": "lab/toy", "revision": "r1", "files": FILES, "intact": [], "signatures": {}, **model}
+        wanted = {
+            "repository": "lab/toy",
+            "revision": "r1",
+            "files": FILES,
+            "intact": [],
+            "send": [],
+            "signatures": {},
+            **model,
+        }
         arguments = json.dumps({"action": action, "root": str(self.root), "verify": verify, "models": [wanted]})
         done = subprocess.run(
             [sys.executable, "-I", "-", arguments], input=SCRIPT.read_text(), capture_output=True, text=True, check=True
@@ -156,6 +164,15 @@ def test_interrupted_transfer(host: Host) -> None:
     assert not (host.incoming / "sub/.model.safetensors.Xy12").exists()
     host.receive(["sub/model.safetensors"])
     assert host.run("publish")["published"] == [str(host.release)]
+
+
+def test_whole_but_wrong_file_of_an_interrupted_run_goes(host: Host) -> None:
+    host.run("prepare")
+    host.receive()
+    (host.incoming / "config.json").write_bytes(b"[]")
+    assert host.inspect()["incoming"]["good"] == ["sub/model.safetensors"]
+    host.run("prepare", send=["config.json"])
+    assert sorted(path.name for path in host.incoming.rglob("*")) == ["model.safetensors", "sub"]
 
 
 def test_interrupted_between_the_two_renames(host: Host) -> None:

@@ -257,16 +257,20 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def prepare_model(model: Model, intact: List[str]) -> None:
-    """Make the incoming directory ready for rsync; `intact` names good files of a damaged release."""
+def prepare_model(model: Model, intact: List[str], send: List[str]) -> None:
+    """Make the incoming directory ready for rsync.
+
+    intact: good files of a damaged release; send: what rsync brings. A whole file among those is wrong, and goes:
+    rsync would pass over it when its size and time look right.
+    """
     model.base.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     if model.incoming.is_symlink() or not model.incoming.is_dir():
         remove(model.incoming)
     model.incoming.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     present, _ = walk(model.incoming)
     for name, status in present.items():
-        usable = name in model.files and stat.S_ISREG(status.st_mode) and status.st_size <= model.files[name][0]
-        if not usable:
+        wanted = model.files[name][0] if name in model.files and stat.S_ISREG(status.st_mode) else -1
+        if status.st_size > wanted or (name in send and status.st_size == wanted):
             (model.incoming / name).unlink()
     for name in intact:
         target = model.incoming / name
@@ -278,7 +282,7 @@ def prepare_model(model: Model, intact: List[str]) -> None:
 def prepare(root: Path, arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Prepare every model of the arguments."""
     for wanted in arguments["models"]:
-        prepare_model(Model(root, wanted), wanted["intact"])
+        prepare_model(Model(root, wanted), wanted["intact"], wanted["send"])
     return {"prepared": len(arguments["models"])}
 
 
