@@ -8,7 +8,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 from pivot import health
-from pivot.findings import errors, render
+from pivot.report import as_result
 
 # without a file of recorded prompts: sanity only
 FALLBACK: dict[str, Any] = {
@@ -55,11 +55,5 @@ class ActionModule(ActionBase):
                 "no speculation" if length is None else f"{length:.2f} over {len(answers)} prompts"
             )
             summary["speed"] = f"{speed:.0f} tok/s, one request at a time"
-        return {
-            "changed": False,
-            "failed": bool(errors(found)),
-            "msg": render(found) or f"{len(answers)} answers as expected, accept length {summary.get('accept length')}",
-            "findings": [finding.as_dict() for finding in found],
-            "accept_length": length,
-            "pivot_summary": summary,
-        }
+        good = f"{len(answers)} answers as expected, accept length {summary.get('accept length')}"
+        return {**as_result(found, good), "accept_length": length, "pivot_summary": summary}

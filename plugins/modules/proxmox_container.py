@@ -104,7 +104,7 @@ def main() -> None:
     try:
         outcome = run(module)
     except ApiError as error:
-        module.fail_json(msg=render([error.finding]), findings=[error.finding.as_dict()])
+        module.fail_json(msg=render([error.finding]))
     result = {
         "changed": outcome.changed,
         "vmid": module.params["vmid"],
@@ -118,7 +118,7 @@ def main() -> None:
         },
     }
     if errors(outcome.findings):
-        module.fail_json(msg=render(outcome.findings), **{**result, "changed": False})
+        module.fail_json(msg=render(outcome.findings))
     module.exit_json(**result)
 
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pivot.findings import Finding, errors, render
+
 NEXT = (
     ("is it all right", "ansible-playbook deploy.yml --tags verify"),
     ("what reaches the drafter", "ansible-playbook deploy.yml --tags debug-on (then debug-off)"),
     ("logs to the controller", "ansible-playbook deploy.yml --tags collect"),
 )
+
+
+def as_result(found: Sequence[Finding], good: str) -> dict[str, Any]:
+    """Findings as an Ansible result: failed by an error, with all of them as its message; warnings shown as such.
+
+    good: the message when there is nothing to say.
+    """
+    failed = bool(errors(found))
+    result: dict[str, Any] = {"changed": False, "failed": failed, "msg": render(found) or good}
+    if found and not failed:
+        result["warnings"] = [render([finding]) for finding in found]
+    return result
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,5 @@
 from pivot import report
+from pivot.findings import Finding, Severity
 
 
 def test_durations_read_naturally():
@@ -24,3 +25,16 @@ def test_the_summary_names_each_host_the_time_the_log_and_the_next_commands():
 
 def test_a_run_that_reported_nothing_has_no_next_commands():
     assert report.summary({}, [], None) == ""
+
+
+def test_an_error_fails_and_a_warning_is_shown():
+    error = Finding("A", Severity.ERROR, "h", "broken", "mend it")
+    warning = Finding("B", Severity.WARNING, "h", "odd", "look at it")
+    assert report.as_result([], "fine") == {"changed": False, "failed": False, "msg": "fine"}
+    failed = report.as_result([warning, error], "fine")
+    assert failed["failed"]
+    assert failed["msg"].splitlines()[0] == "ERROR   A  h: broken"
+    assert "warnings" not in failed
+    warned = report.as_result([warning], "fine")
+    assert not warned["failed"]
+    assert len(warned["warnings"]) == 1

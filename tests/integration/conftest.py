@@ -1,0 +1,165 @@
+"""A new lab for the whole session, and playbooks run through ansible-runner as a user would run them."""
+
+import dataclasses
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ansible_runner
+import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.vault import VaultSecret
+
+ROOT = Path(__file__).resolve().parents[2]
+# actions that never leave the controller
+ON_CONTROLLER = {
+    "debug", "fail", "assert", "meta", "set_fact", "include_tasks", "include_role", "import_role", "validate_argument_spec",
+    "preflight", "redacted_diff", "sglang_health", "add_host", "group_by",
+}  # fmt: skip
+FIGURES: list[str] = []
+
+
+@dataclasses.dataclass
+class Run:
+    """One playbook run: how it ended, what it printed, and its events."""
+
+    status: str
+    output: str
+    events: list[dict[str, Any]]
+    stats: dict[str, dict[str, int]]
+    seconds: float
+
+    def changed(self) -> int:
+        return sum(self.stats.get("changed", {}).values())
+
+    def changed_tasks(self) -> list[str]:
+        return [
+            event["event_data"]["task"]
+            for event in self.events
+            if event["event"] == "runner_on_ok" and event["event_data"]["res"].get("changed")
+        ]
+
+    def failures(self) -> list[str]:
+        return [
+            str(event["event_data"]["res"].get("msg"))
+            for event in self.events
+            if event["event"] == "runner_on_failed" and not event["event_data"].get("ignore_errors")
+        ]
+
+    def remote_tasks(self) -> list[str]:
+        """Names of the tasks that went to another machine; the items of a loop count one each."""
+        names = []
+        for event in self.events:
+            if event["event"] not in ("runner_on_ok", "runner_on_failed", "runner_item_on_ok"):
+                continue
+            data = event["event_data"]
+            result = data["res"]
+            looped = "results" in result
+            delegated = (result.get("_ansible_delegated_vars") or {}).get("ansible_delegated_host")
+            action = data["task_action"].rsplit(".", 1)[-1]
+            if action in ON_CONTROLLER or delegated == "localhost" or looped:
+                continue
+            names.append(data["task"])
+        return names
+
+
+class Controller:
+    """Runs playbooks of this clone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._count = 0
+
+    def play(self, playbook: str = "deploy.yml", *arguments: str, verbosity: int = 0) -> Run:
+        self._count += 1
+        private = self._directory / f"{self._count:02d}"
+        private.mkdir()
+        begin = time.monotonic()
+        result = ansible_runner.run(
+            private_data_dir=str(private),
+            project_dir=str(ROOT),
+            playbook=playbook,
+            inventory=str(ROOT / "inventory" / "lab"),
+            cmdline=" ".join(arguments) or None,
+            verbosity=verbosity or None,
+            quiet=True,
+            envvars={
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "plugins" / "callback"),
+                "ANSIBLE_NOCOLOR": "1",
+            },
+        )
+        seconds = time.monotonic() - begin
+        output = result.stdout.read()
+        return Run(result.status, output, list(result.events), result.stats or {}, seconds)
+
+
+@pytest.fixture(scope="session")
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Controller:
+    return Controller(tmp_path_factory.mktemp("runner"))
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[dict[str, Any]]:
+    """A lab without containers, and what it wrote for the inventory. It stays up for `make deploy` afterwards."""
+    for verb in ("down", "up"):
+        subprocess.run(["pivot-lab", verb], check=True, cwd=ROOT)
+    variables = yaml.safe_load((ROOT / "inventory/lab/group_vars/all/lab.yml").read_text())
+    variables["secrets"] = secrets()
+    yield variables
+
+
+def secrets() -> dict[str, str]:
+    loader = DataLoader()
+    loader.set_vault_secrets([("default", VaultSecret((ROOT / ".lab/vault-password").read_bytes().strip()))])
+    return loader.load_from_file(str(ROOT / "inventory/lab/group_vars/all/vault.yml"))
+
+
+class Host:
+    """The deployed container, over the same verified ssh that Ansible uses."""
+
+    def __init__(self, lab: dict[str, Any]) -> None:
+        self.address = lab["lab_addresses"]["infer1"]
+        self._ssh = [
+            "ssh", "-i", lab["lab_ssh_key"], "-o", f"UserKnownHostsFile={lab['lab_known_hosts']}",
+            "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", f"root@{self.address}",
+        ]  # fmt: skip
+
+    def run(self, command: str, *, check: bool = True) -> str:
+        done = subprocess.run([*self._ssh, command], check=False, capture_output=True, text=True)
+        assert not check or done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def show(self, *properties: str) -> dict[str, str]:
+        text = self.run(f"systemctl show sglang.service --property {','.join(properties)}")
+        return dict(line.split("=", 1) for line in text.splitlines())
+
+    def wait(self, command: str, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while subprocess.run([*self._ssh, command], check=False, capture_output=True).returncode:
+            assert time.monotonic() < end, f"not within {seconds:.0f} s: {command}"
+            time.sleep(0.5)
+
+
+@pytest.fixture(scope="session")
+def host(lab: dict[str, Any]) -> Host:
+    return Host(lab)
+
+
+@pytest.fixture(scope="session")
+def deployed(lab: dict[str, Any], controller: Controller) -> Run:
+    """The first deployment; later tests stand on it."""
+    run = controller.play()
+    assert run.status == "successful", run.output[-6000:]
+    FIGURES.append(f"first deployment: {run.seconds:.0f} s")
+    return run
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if FIGURES:
+        terminalreporter.section("figures")
+        for figure in FIGURES:
+            terminalreporter.line(figure)
