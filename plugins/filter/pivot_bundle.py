@@ -1,0 +1,34 @@
+"""Thin adapter: decisions of `pivot.bundle` as filters."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+from pivot import bundle
+
+
+def rows(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The table of what is collected, for one host's options."""
+    return bundle.table(**options)
+
+
+def transfer(connection: Mapping[str, Any], source: str, destination: str) -> list[str]:
+    """The rsync command line that brings a host's directory to the controller."""
+    try:
+        return bundle.transfer(connection, source, destination)
+    except (TypeError, ValueError) as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+class FilterModule:
+    """Filters about bundles."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Names as the role uses them."""
+        return {
+            "pivot_bundle_rows": rows,
+            "pivot_bundle_describe": bundle.describe,
+            "pivot_bundle_script": bundle.collector,
+            "pivot_bundle_transfer": transfer,
+        }

@@ -1,0 +1,382 @@
+"""Masking of secrets in text.
+
+This module also travels to hosts as part of one script (see `pivot.bundle.collector`), so it uses nothing but the
+standard library and runs on Python 3.9. Two things are masked: values that the caller knows to be secret, in every
+spelling they take on in practice, and whatever stands where secrets stand (``api_key=…``, ``Authorization: …``).
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import re
+import shlex
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MASK = "<redacted>"
+MIN_KNOWN = 3  # a shorter value says nothing, and masking it would blacken every text
+STANDS_ALONE = 8  # known values below this length are masked only where they are a word of their own
+LONG_LINE = 4096  # from here on a writer may have cut the line (journald: 48 KiB), inside a secret too
+
+_SURE = frozenset({"apikey", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials"})
+_SURE_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("auth", "key"), ("encryption", "key")})
+_HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "csrfpreventiontoken"})
+_ENV_LAST = frozenset({"key", "pass", "pwd", "auth", "cookie", "dsn", "ticket", "token", "credentials"})
+# words before "token" that make it a token of text, not of trust
+_TEXT_TOKENS = frozenset(
+    {
+        "bos",
+        "eos",
+        "pad",
+        "unk",
+        "sep",
+        "cls",
+        "mask",
+        "image",
+        "audio",
+        "video",
+        "next",
+        "draft",
+        "max",
+        "min",
+        "num",
+        "new",
+        "per",
+        "stop",
+        "special",
+        "prompt",
+        "input",
+        "output",
+        "cached",
+        "first",
+        "last",
+        "begin",
+        "end",
+        "of",
+        "think",
+        "accept",
+        "accepted",
+        "each",
+        "one",
+    }
+)
+_PATH_ENDINGS = frozenset({"file", "path", "dir", "directory", "name", "sock", "type", "length"})
+
+_PAIR = re.compile(
+    r"""(?<!\#)(?P<dash>--)?[\d.-]*(?P<name>[A-Za-z_][\w.-]*)
+        (?P<sep>["'\\]*[ \t]*(?:=>|[:=])[ \t]*(?:[bu](?=["']))?(?=\S)  # name=value, "name": value
+        |["'\\]*,[ \t]*b?(?=["'\\])                                   # ("name", "value")
+        |["'\\]*,?[\s\0]+(?=\S))                                       # --name value
+    """,
+    re.VERBOSE,
+)
+# one of these stands in every name that says secret
+_CORES = (
+    *("key", "secret", "passw", "passphrase", "credential", "token", "authorization", "cookie"),
+    *("_pass", "_pwd", "_auth", "_dsn", "_ticket"),
+)
+# secrets that show by their own shape, each with the texts of which one has to be there before the pattern is tried
+_SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
+    (
+        ("PRIVATE KEY-----",),
+        re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+        r"\g<1>{}\g<2>",
+    ),
+    (("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "{}"),
+    (("sk-", "rk-", "pk-"), re.compile(r"\b(?:sk|rk|pk)-[A-Za-z0-9_-]{20,}"), "{}"),
+    (
+        ("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-", "xox"),
+        re.compile(r"\b(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,})"),
+        "{}",
+    ),
+    (("AKIA", "ASIA"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), "{}"),
+    (("eyJ",), re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"), "{}"),
+    (("PVEAPIToken=",), re.compile(r"(?<=PVEAPIToken=)[^\s\"'\\<]+"), "{}"),
+    (("PVEAuthCookie=",), re.compile(r"(?<=PVEAuthCookie=)[^\s\"'\\;<]+"), "{}"),
+    (("PVE:",), re.compile(r"\bPVE:[^\s:\"']+@\w+:[0-9A-F]{8}::[A-Za-z0-9+/=]+"), "{}"),
+    (("earer ", "EARER "), re.compile(r"(?i)(?<=\bbearer )(?![\"'<])[^\s\"'\\,]{6,}"), "{}"),
+    (("asic ", "ASIC "), re.compile(r"(?i)(?<=\bbasic )[A-Za-z0-9+/]{8,}={0,2}"), "{}"),
+    (("://",), re.compile(r"(?<=://)([^\s/:@\"'<>]*:)[^\s/@\"'<>]+(?=@)"), r"\g<1>{}"),
+)
+_KEPT = re.compile(r"(?:None|null|none|True|False|true|false|~)?(?=[\s,;)}\]\"']|\Z)")
+_BLOCK_SCALAR = re.compile(r"[|>][+-]?\d?[+-]?[ \t]*\n(?P<body>(?:[ \t]+\S[^\n]*(?:\n|\Z))+)")
+_NUMBER = re.compile(r"-?[\d.,]+(?:e-?\d+)?(?=[\s,;)}\]\"'/%]|\Z)")
+_LOG_PREFIX = re.compile(r"\S+ \S+ \S+\[\d+\]: ")
+
+
+@functools.lru_cache(maxsize=4096)
+def secret_name(name: str) -> str:
+    """What a variable, option or header of this name holds: "" (nothing secret), "sure", "token" or "header".
+
+    "token" is secret unless its value is a number: ``token: 812`` counts tokens of text.
+    """
+    flat = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    words = [word for word in re.split(r"[_.\-]+", flat.lower()) if word]
+    if not words or words[-1] in _PATH_ENDINGS:
+        return ""
+    if "".join(words) in _HEADERS:
+        return "header"
+    if _SURE.intersection(words) or any(pair in _SURE_PAIRS for pair in zip(words, words[1:])):  # noqa: B905, RUF007 - newer than 3.9
+        return "sure"
+    if words[-1] == "token":
+        return "" if len(words) > 1 and words[-2] in _TEXT_TOKENS else "token"
+    if name == name.upper() and len(words) > 1 and words[-1] in _ENV_LAST:
+        return "sure"
+    return ""
+
+
+def spellings(secret: str) -> list[str]:
+    """Every spelling of a known secret that is searched for, longest first; empty when it is too short to be one.
+
+    Plain, URL-quoted, inside JSON (also twice), Python, YAML and shell quotes, hexadecimal, and base64 on its own
+    as well as inside a longer base64 text at each of the three alignments.
+    """
+    secret = secret.strip("\n")
+    if len(secret) < MIN_KNOWN:
+        return []
+    quoted = urllib.parse.quote(secret, safe="")
+    ascii_json = json.dumps(secret)[1:-1]
+    found = {
+        secret,
+        quoted,
+        urllib.parse.quote(secret),
+        urllib.parse.quote_plus(secret),
+        re.sub(r"%[0-9A-F]{2}", lambda match: match.group().lower(), quoted),
+        ascii_json,
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        json.dumps(ascii_json)[1:-1],
+        repr(secret)[1:-1],
+        secret.replace("\\", "\\\\").replace("'", "\\'"),
+        secret.replace("'", "''"),
+        shlex.quote(secret).strip("'"),
+    }
+    if len(secret) >= STANDS_ALONE:
+        raw = secret.encode("utf-8", "surrogateescape")
+        found.update((raw.hex(), raw.hex().upper()))
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            found.add(encode(raw).decode().rstrip("="))
+            for shift in range(3):
+                text = encode(b"\0" * shift + raw).decode().rstrip("=")
+                found.add(text[(0, 2, 3)[shift] : len(text) - bool((shift + len(raw)) % 3)])
+    found.update(line.strip() for line in secret.splitlines() if len(line.strip()) >= 16)
+    return sorted((text for text in found if len(text) >= MIN_KNOWN), key=len, reverse=True)
+
+
+class Redactor:
+    """Masks secrets in text; `masked` counts what was masked so far."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        """secrets: values known to be secret; the empty ones and those too short to mean anything are left out."""
+        self.masked = 0
+        self._long: list[str] = []
+        self._short: list[re.Pattern[str]] = []
+        self._known: set[str] = set()
+        self.learn(secrets)
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """Take more values as known."""
+        self._known.update(secret for secret in secrets if secret and secret != MASK)
+        forms = sorted({form for secret in self._known for form in spellings(secret)}, key=len, reverse=True)
+        self._long = [form for form in forms if len(form) >= STANDS_ALONE]
+        self._short = [
+            re.compile(r"(?<![A-Za-z0-9])" + re.escape(form) + r"(?![A-Za-z0-9])")
+            for form in forms
+            if len(form) < STANDS_ALONE
+        ]
+
+    def text(self, text: str, *, cut_start: bool = False, cut_end: bool = False) -> str:
+        """The text with every secret masked. Masking a masked text changes nothing.
+
+        cut_start, cut_end: a size limit cut the text there, perhaps inside a secret: the word at that end is masked.
+        """
+        for form in self._long:
+            if form in text:
+                self.masked += text.count(form)
+                text = text.replace(form, MASK)
+        for pattern in self._short:
+            text = self._sub(pattern, MASK, text)
+        text = self._broken_lines(text)
+        text = self._pairs(text)
+        for hints, pattern, replacement in _SHAPES:
+            if any(hint in text for hint in hints):
+                text = self._sub(pattern, replacement.format(MASK), text)
+        if cut_start:
+            text = self._sub(re.compile(r"\A[^\s\"'<>]+"), MASK, text)
+        if cut_end:
+            # searched backwards: a pattern would try every position of a long word
+            last = max(text.rfind(border) for border in " \t\n\r\"'<>=:") + 1
+            self.masked += last < len(text)
+            text = text[:last] + MASK if last < len(text) else text
+        return text
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables with secret values masked: whole where the name says so, else like any text."""
+        result = {}
+        for name, value in environment.items():
+            kind = secret_name(name)
+            if value and kind and not (kind == "token" and _NUMBER.fullmatch(value)):
+                self.masked += value != MASK
+                result[name] = MASK
+            else:
+                result[name] = self.text(value)
+        return result
+
+    def arguments(self, argv: Sequence[str]) -> list[str]:
+        """A command line, argument by argument: ``--api-key VALUE`` and ``--api-key=VALUE`` are masked."""
+        result: list[str] = []
+        for position, argument in enumerate(argv):
+            before = argv[position - 1] if position else ""
+            asked = before.startswith("-") and "=" not in before and secret_name(before.lstrip("-"))
+            name, equals, _ = argument.partition("=")
+            if asked and not argument.startswith("--"):
+                self.masked += 1
+                result.append(MASK)
+            elif name.startswith("-") and equals and secret_name(name.lstrip("-")):
+                self.masked += 1
+                result.append(f"{name}={MASK}")
+            else:
+                result.append(self.text(argument))
+        return result
+
+    def _sub(self, pattern: re.Pattern[str], replacement: str, text: str) -> str:
+        changed, count = pattern.subn(replacement, text)
+        if changed != text:
+            self.masked += count
+        return changed
+
+    def _broken_lines(self, text: str) -> str:
+        """Mask the two halves of a known secret that a writer's line limit has cut in two."""
+        if not self._long or len(text) < LONG_LINE:
+            return text
+        lines = text.split("\n")
+        for number in range(len(lines) - 1):
+            if len(lines[number]) < LONG_LINE:
+                continue
+            for form in self._long:
+                taken = next((n for n in range(len(form) - 1, 2, -1) if lines[number].endswith(form[:n])), 0)
+                prefix = _LOG_PREFIX.match(lines[number + 1])
+                start = prefix.end() if prefix else 0
+                if taken and lines[number + 1].startswith(form[taken:], start):
+                    lines[number] = lines[number][:-taken] + MASK
+                    after = lines[number + 1]
+                    lines[number + 1] = after[:start] + MASK + after[start + len(form) - taken :]
+                    self.masked += 1
+                    break
+        return "\n".join(lines)
+
+    def _pairs(self, text: str) -> str:
+        """Mask the values of names that say secret, in the notation they stand in."""
+        pieces: list[str] = []
+        done = 0
+        for begin, end in secret_spans(text):
+            pieces += [text[done:begin], MASK]
+            self.masked += text[begin:end] != MASK
+            done = end
+        return "".join([*pieces, text[done:]]) if pieces else text
+
+
+def secret_spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where the values of names that say secret begin and end, in order."""
+    done = 0
+    for hit in _core_positions(text):
+        start = _name_start(text, hit)
+        match = _PAIR.match(text, start) if start >= done else None
+        kind = secret_name(match.group("name")) if match else ""
+        if not match or not kind:
+            continue
+        separator = match.group("sep").strip(" \t\"'\\bu")
+        if separator not in ("=", ":", "=>") and not match.group("dash") and (kind != "header" or not separator):
+            continue
+        begin, end = value_span(text, match, kind)
+        if end > begin:
+            yield begin, end
+            done = end
+
+
+def secret_values(text: str) -> list[str]:
+    """The values themselves, to be looked for elsewhere too, e.g. an API key of a configuration file in a log."""
+    values = []
+    for begin, end in secret_spans(text):
+        raw = text[begin:end].strip()
+        values.append(raw)
+        if "\\" in raw:
+            try:
+                values.append(json.loads(f'"{raw}"'))
+            except ValueError:  # not JSON's way of escaping: the raw spelling is all there is
+                continue
+        elif "''" in raw:
+            values.append(raw.replace("''", "'"))
+    return [value for value in values if len(value) >= 6 and value != MASK]
+
+
+def _core_positions(text: str) -> list[int]:
+    """Where a word stands that a secret's name contains, in order. Plain searches: logs are long, names are few."""
+    lowered = text.lower()
+    if len(lowered) != len(text):  # some capitals grow when lowered, and positions would no longer fit
+        lowered = re.sub(r"[A-Z]+", lambda found: found.group().lower(), text)
+    hits: set[int] = set()
+    for core in _CORES:
+        position = lowered.find(core)
+        while position >= 0:
+            hits.add(position)
+            position = lowered.find(core, position + len(core))
+    return sorted(hits)
+
+
+def _name_start(text: str, position: int) -> int:
+    """Where the name (with a leading ``--``) begins that contains this position; a name has at most 64 characters."""
+    lowest = max(0, position - 64)
+    while position > lowest and (text[position - 1] in "_.-" or text[position - 1].isalnum()):
+        position -= 1
+    return position
+
+
+def value_span(text: str, match: re.Match[str], kind: str) -> tuple[int, int]:
+    """Where the secret value after a name begins and ends; an empty span when there is nothing to mask."""
+    start = match.end("sep")
+    opening = re.compile(r"(\\*)([\"'])").match(text, start)
+    if opening:
+        end = _closing(text, opening.end(), len(opening.group(1)), opening.group(2))
+        value = text[opening.end() : end]
+        empty = not value or (kind == "token" and _NUMBER.fullmatch(value)) or value.startswith(MASK)
+        return opening.end(), opening.end() if empty else end
+    kept = _KEPT.match(text, start)
+    if kept or text.startswith((MASK, "{", "--"), start) or (kind == "token" and _NUMBER.match(text, start)):
+        return start, start
+    block = _BLOCK_SCALAR.match(text, start)
+    if block:
+        indent = len(block.group("body")) - len(block.group("body").lstrip(" \t"))
+        return block.start("body") + indent, block.end("body") - block.group("body").endswith("\n")
+    if text.startswith("[", start):
+        found = re.compile(r"\[[^\]\n]*").match(text, start)
+        return start + 1, found.end() if found else start
+    before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+    own_line = not match.group("dash") and re.fullmatch(r"[\s\-]*(?:export +)?", before) is not None
+    if text[match.start() - 1 : match.start()] in ('"', "'") and not match.group("sep").startswith(('"', "'")):
+        stop = re.compile(rf"[^\n{text[match.start() - 1]}]*")  # "NAME=value with spaces", quoted as a whole
+    elif own_line or kind == "header":
+        stop = re.compile(r"[^\n\"']*[^\s\"']")
+    else:
+        stop = re.compile(r"[^\s\0\"'\\]+")
+    found = stop.match(text, start)
+    return start, found.end() if found else start
+
+
+def _closing(text: str, start: int, level: int, quote: str) -> int:
+    r"""The index of the quote that closes a string opened by `level` backslashes and `quote`.
+
+    Each notation inside another doubles the backslashes: ``"``, ``\"``, ``\\\"``. A string that was cut, or that
+    never closes on its line, ends with the line.
+    """
+    line_end = text.find("\n", start)
+    line_end = len(text) if line_end < 0 else line_end
+    for found in re.compile(rf"(\\*){quote}").finditer(text, start, line_end):
+        slashes = len(found.group(1))
+        if slashes < level or (slashes - level) % (2 * (level + 1)):
+            continue
+        if not level and quote == "'" and text.startswith("''", found.end() - 1):
+            return _closing(text, found.end() + 1, level, quote)
+        return found.end() - 1 - level
+    return line_end

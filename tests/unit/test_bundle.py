@@ -1,0 +1,282 @@
+"""The collector as it runs on a host, and what the controller makes of its files."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pivot import bundle, redact
+from pivot.findings import Severity
+from pivot.redact import MASK
+
+ROOT = Path(__file__).resolve().parents[2]
+COLLECT = ROOT / "roles/log_bundle/files/collect.py"
+KEY = "k3y-in-launch/yaml+x"
+
+
+def request(tmp_path: Path, **options: Any) -> dict[str, Any]:
+    """A collector's argument with hand-made rows instead of a whole host."""
+    rows = bundle.table(
+        unit="nosuch-pivot-test.service",
+        config_paths=options.get("config_paths", []),
+        probe_records=options.get("probe_records", []),
+        listed_paths=options.get("listed_paths", []),
+        log_limit=options.get("log_limit", bundle.MIB),
+    )
+    rows = [row for row in rows if row["name"] in ("config", "probe", "process", "unit.txt", "system/listing.txt")]
+    return {
+        "rows": rows,
+        "unit": "nosuch-pivot-test.service",
+        "total_limit": options.get("total_limit", 1 << 24),
+        "directories": options.get("directories", [str(tmp_path)]),
+    }
+
+
+def collect(argument: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    script = bundle.collector(COLLECT.read_text())
+    argv = [sys.executable, "-I", "-", json.dumps(argument)]
+    return subprocess.run(argv, input=script, capture_output=True, text=True, check=False, timeout=60)
+
+
+def answer(argument: dict[str, Any]) -> dict[str, Any]:
+    done = collect(argument)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def entry(found: dict[str, Any], name: str) -> dict[str, Any]:
+    (match,) = [item for item in found["entries"] if item["name"] == name]
+    return dict(match)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    directory = tmp_path / "etc"
+    directory.mkdir()
+    (directory / "launch.yaml").write_text(f'host: 127.0.0.1\nport: 1\napi-key: "{KEY}"\n')
+    (directory / "environment").write_text("HF_TOKEN=hf_EXAMPLEEXAMPLEEXAMPLE\nSGLANG_ENABLE_SPEC_V2=on\n")
+    (directory / "state.pkl").write_bytes(b"\x80\x04\0binary")
+    (directory / "weights").symlink_to("/models/x")
+    return directory
+
+
+def test_files_are_masked_on_the_host_and_kept_private(tmp_path: Path, config: Path) -> None:
+    log = tmp_path / "probe.jsonl"
+    log.write_text(f'{{"note": "the key {KEY} in passing"}}\n')
+    found = answer(request(tmp_path, config_paths=[str(config)], probe_records=[str(log)]))
+    staging = Path(found["staging"])
+    assert staging.stat().st_mode & 0o777 == 0o700
+    files = [path for path in staging.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert not [path for path in files if KEY in path.read_text() or "hf_EXAMPLE" in path.read_text()]
+    assert (staging / f"probe{log}").read_text() == f'{{"note": "the key {MASK} in passing"}}\n'
+    assert (staging / f"config{config}/environment").read_text() == f"HF_TOKEN={MASK}\nSGLANG_ENABLE_SPEC_V2=on\n"
+    assert (staging / f"config{config}/weights.link").read_text() == "link to /models/x\n"
+    assert entry(found, f"config{config}/state.pkl")["reason"] == "not copied: 9 bytes that are no text"
+    launch = entry(found, f"config{config}/launch.yaml")
+    raw = (staging / launch["name"]).read_bytes()
+    assert (launch["sha256"], launch["bytes"], launch["masked"]) == (hashlib.sha256(raw).hexdigest(), len(raw), 1)
+
+
+def test_what_is_missing_has_its_reason_and_the_run_goes_on(tmp_path: Path) -> None:
+    found = answer(request(tmp_path, config_paths=["/nonexistent/pivot"]))
+    assert entry(found, "config")["reason"] == "nothing there: /nonexistent/pivot"
+    assert entry(found, "process")["reason"] == "the service is not running"
+    assert entry(found, "probe")["reason"] == "nothing there: no path was given"
+
+
+def test_a_long_file_keeps_its_beginning_and_end_with_a_mark(tmp_path: Path) -> None:
+    log = tmp_path / "big.jsonl"
+    log.write_text("".join(f"line {number:06d} password=pw{number:06d}\n" for number in range(20000)))
+    found = answer(request(tmp_path, probe_records=[str(log)], log_limit=100_000))
+    one = entry(found, f"probe{log}")
+    text = (Path(found["staging"]) / one["name"]).read_text()
+    assert one["truncated"]
+    assert text.startswith("line 000000 ")
+    assert text.endswith(f"line 019999 password={MASK}\n")
+    assert text.count("[cut: ") == 1
+    assert "bytes left out" in one["reason"]
+    assert "pw0" not in text
+
+
+def test_a_line_that_is_cut_leaves_no_part_of_a_secret(tmp_path: Path) -> None:
+    log = tmp_path / "long.jsonl"
+    log.write_text("x " * 500 + "y" * (bundle.MIB - 1010) + " hf_EXAMPLEEXAMPLEEXAMPLE " + "z" * 1000 + "\nnext\n")
+    found = answer(request(tmp_path, probe_records=[str(log)], log_limit=4 * bundle.MIB))
+    one = entry(found, f"probe{log}")
+    text = (Path(found["staging"]) / one["name"]).read_text()
+    assert one["truncated"]
+    assert "hf_" not in text
+    assert text.endswith("\nnext\n")
+
+
+def test_the_total_limit_is_kept_and_said(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_text("abc\n" * 20000)
+    found = answer(request(tmp_path, probe_records=[str(tmp_path / "*.jsonl")], total_limit=170_000))
+    size = sum(path.stat().st_size for path in Path(found["staging"]).rglob("*") if path.is_file())
+    assert size < 175_000
+    assert "total limit" in entry(found, f"probe{tmp_path}/3.jsonl")["reason"]
+
+
+def test_cores_are_listed_never_copied(tmp_path: Path) -> None:
+    crash = tmp_path / "crash"
+    crash.mkdir()
+    with (crash / "core.7").open("wb") as core:
+        core.truncate(91 << 30)
+    found = answer(request(tmp_path, listed_paths=[str(crash)]))
+    text = (Path(found["staging"]) / "system/listing.txt").read_text()
+    assert text.split()[0] == str(91 << 30)
+    assert text.endswith(f"{crash}/core.7\n")
+    assert [item["name"] for item in found["entries"] if item["bytes"]] == ["system/listing.txt"]
+
+
+def test_nowhere_to_write_is_one_sentence(tmp_path: Path) -> None:
+    done = collect(request(tmp_path, directories=["/nonexistent/a"]))
+    assert done.returncode == 1
+    assert done.stderr == "there is no writable directory for the bundle among /nonexistent/a\n"
+
+
+def test_a_run_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    argument = request(tmp_path)
+    argument["rows"] = [{"name": "broken"}]
+    assert collect(argument).returncode == 1
+    assert not list(tmp_path.glob("pivot-bundle-*"))
+
+
+def test_staging_of_a_dead_run_is_removed_and_a_fresh_one_kept(tmp_path: Path) -> None:
+    old, fresh = tmp_path / "pivot-bundle-old", tmp_path / "pivot-bundle-fresh"
+    old.mkdir()
+    fresh.mkdir()
+    os.utime(old, (1, 1))
+    answer(request(tmp_path))
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+# ---- the controller's half
+
+
+def arrived(tmp_path: Path, files: dict[str, str], **more: Any) -> dict[str, Any]:
+    """What rsync would have left, as a request of `finish`."""
+    partial = tmp_path / "partial"
+    entries = []
+    for name, text in files.items():
+        path = partial / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        entries.append(row(name, sha256=hashlib.sha256(text.encode()).hexdigest(), bytes=len(text)))
+    return {
+        "partial": str(partial),
+        "directory": str(tmp_path / "artifacts" / "h" / "t"),
+        "entries": entries,
+        "context": {"active": "active"},
+        "host": "h",
+        "unit": "sglang.service",
+        "time": "t",
+        "pins": {},
+        "secrets": [],
+        **more,
+    }
+
+
+def row(name: str, **more: Any) -> dict[str, Any]:
+    plain = {
+        "item": name,
+        "source": "",
+        "bytes": None,
+        "sha256": None,
+        "truncated": False,
+        "reason": "",
+        "failed": False,
+    }
+    return {"name": name, **plain, "masked": 0, "sensitivity": "plain", "required": False, "tail": False, **more}
+
+
+def test_known_secrets_are_in_no_file_of_a_bundle(tmp_path: Path) -> None:
+    files = {"server.log": f"asked with {KEY} and k3y-in-launch%2Fyaml%2Bx\n", "config/a": "x: 1\n"}
+    done = bundle.finish(arrived(tmp_path, files, secrets=[KEY, ""], pins={"models": {"m": {"note": KEY}}}))
+    final = Path(done["path"])
+    assert done["findings"] == []
+    assert (final / "server.log").read_text() == f"asked with {MASK} and {MASK}\n"
+    assert not [path for path in final.rglob("*") if path.is_file() and KEY in path.read_text()]
+    manifest = json.loads((final / "manifest.json").read_text())
+    for item in manifest["files"]:
+        raw = (final / item["name"]).read_bytes()
+        assert (item["bytes"], item["sha256"]) == (len(raw), hashlib.sha256(raw).hexdigest())
+    assert manifest["masked"] == 3
+    assert str(tmp_path) not in json.dumps(manifest)
+    assert {path.stat().st_mode & 0o777 for path in [final, *final.rglob("*")]} == {0o700, 0o600}
+
+
+def test_a_secret_that_masking_left_costs_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact.Redactor, "text", lambda _self, text, **_: text)
+    done = bundle.finish(arrived(tmp_path, {"server.log": f"asked with {KEY}\n"}, secrets=[KEY]))
+    assert [finding["code"] for finding in done["findings"]] == ["BUNDLE-SECRET"]
+    assert not (Path(done["path"]) / "server.log").exists()
+
+
+def test_a_file_that_changed_on_the_way_is_an_error(tmp_path: Path) -> None:
+    asked = arrived(tmp_path, {"server.log": "a\n", "other.log": "b\n"})
+    (tmp_path / "partial/server.log").write_text("c\n")
+    (tmp_path / "partial/other.log").unlink()
+    done = bundle.finish(asked)
+    assert [finding["code"] for finding in done["findings"]] == ["BUNDLE-TRANSFER"] * 2 + ["BUNDLE-MISSING"] * 2
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"sha256": "x"}, None),
+        ({"reason": "nothing there"}, None),
+        ({"reason": "no unit", "required": True}, ("BUNDLE-MISSING", Severity.WARNING)),
+        ({"reason": "denied", "required": True, "failed": True}, ("BUNDLE-MISSING", Severity.ERROR)),
+        ({"reason": "denied", "failed": True}, ("BUNDLE-MISSING", Severity.WARNING)),
+        ({"sha256": "x", "truncated": True}, ("BUNDLE-CUT", Severity.ERROR)),
+        ({"sha256": "x", "truncated": True, "tail": True}, ("BUNDLE-CUT", Severity.INFO)),
+    ],
+)
+def test_gaps(more: dict[str, Any], expected: tuple[str, Severity] | None) -> None:
+    found = bundle.gaps([row("a", **more)], "h")
+    assert [(finding.code, finding.severity) for finding in found] == ([expected] if expected else [])
+
+
+def test_a_bundle_never_replaces_another(tmp_path: Path) -> None:
+    asked = arrived(tmp_path, {"a": "a\n"})
+    Path(asked["directory"]).mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="collect again"):
+        bundle.finish(asked)
+
+
+def test_the_command_answers_problems_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"partial": "/nonexistent"}'))
+    assert bundle.main() == 0
+    assert json.loads(capsys.readouterr().out) == {"error": "the bundle could not be finished: 'directory'"}
+
+
+def test_transfer_uses_the_connection_of_the_host() -> None:
+    connection = {"inventory_hostname": "h", "ansible_host": "fd00::1", "ansible_user": "root"}
+    call = bundle.transfer({**connection, "ansible_ssh_private_key_file": "/k"}, "/staging/b", "/here")
+    assert call[-2:] == ["root@[fd00::1]:/staging/b/", "/here/"]
+    assert "-i /k" in call[call.index("--rsh") + 1]
+    assert bundle.transfer({"ansible_connection": "local"}, "/a", "/b")[-2:] == ["/a/", "/b/"]
+    with pytest.raises(TypeError, match="docker"):
+        bundle.transfer({**connection, "ansible_connection": "community.docker.docker"}, "/a", "/b")
+
+
+def test_every_row_of_the_table_can_be_collected() -> None:
+    rows = bundle.table(unit="u", config_paths=["/c"], probe_records=["/p"], listed_paths=["/l"], log_limit=1 << 20)
+    text = COLLECT.read_text()
+    assert [row["kind"] for row in rows if f"def take_{row['kind']}(" not in text] == []
+    assert {row["sensitivity"] for row in rows} == {"plain", "secrets", "prompts"}
+    described = bundle.describe(rows, "/a")
+    assert described.count("\n") == len(rows)
+    assert "server.log" in described
