@@ -1,0 +1,209 @@
+"""Nodes and containers: texts as machines gave them, verdicts written by hand."""
+
+from typing import Any
+
+import pytest
+
+from pivot import host
+from pivot.findings import Finding, Severity
+
+# an inside of a container, and what its node's driver says
+B09 = """\
+/dev/nvidia0|character special file|c3:0|660
+/dev/nvidiactl|character special file|c3:ff|660
+/dev/nvidia-uvm|regular empty file|0:0|644
+"""
+DEVICES = (
+    "Character devices:\n  1 mem\n195 nvidia-frontend\n234 nvidia-caps\n511 nvidia-uvm\n\nBlock devices:\n  8 sd\n"
+)
+SEGMENT = "/dev/shm/nccl-Ab12Cd"  # noqa: S108 - a name in a report, nothing is written there
+NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)"
+BLACKWELL = "01:00.0 3D controller: NVIDIA Corporation GB202GL [RTX PRO 6000 Blackwell Server Edition] (rev a1)"
+
+
+def devices(text: str, *wanted: str, container: bool = True) -> list[Finding]:
+    return host.device_findings(wanted, host.parse_stat(text.splitlines()), host.parse_majors(DEVICES), "h", container)
+
+
+def test_only_the_file_in_place_of_a_device_is_a_fault() -> None:
+    (finding,) = devices(B09, "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+    assert (finding.code, finding.severity, finding.subject) == (
+        "HOST-DEVICE-FILE",
+        Severity.ERROR,
+        "h, /dev/nvidia-uvm",
+    )
+    assert "source was missing on the node when the container started" in finding.message
+    assert "restart the container" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("/dev/nvidia3|character special file|c3:3|666|0", None),
+        ("/dev/nvidia3|character special file|195:3|666|0", "HOST-DEVICE-NUMBER"),  # 0x195: decimal read as hexadecimal
+        ("/dev/nvidia3|character special file|c3:2|666|0", "HOST-DEVICE-NUMBER"),
+        ("/dev/nvidiactl|character special file|c3:ff|666|0", None),
+        ("/dev/nvidia-modeset|character special file|c3:fe|666|0", None),
+        ("/dev/nvidia-uvm|character special file|1ff:0|666|0", None),
+        ("/dev/nvidia-uvm-tools|character special file|1ff:1|666|0", None),
+        ("/dev/nvidia-uvm|character special file|1fb:0|666|0", "HOST-DEVICE-NUMBER"),  # 507, before the last reboot
+        ("/dev/nvidia-caps/nvidia-cap1|character special file|ea:1|400|0", None),
+        ("/dev/nvidia-caps/nvidia-cap1|character special file|ec:1|400|0", "HOST-DEVICE-NUMBER"),
+        ("/dev/nvidia0|character special file|c3:0|660|65534", "HOST-DEVICE-OWNER"),
+        ("/dev/nvidia0|directory|0:0|755|0", "HOST-DEVICE-KIND"),
+        ("/dev/nvidia0|regular file|0:0|0|0", "HOST-DEVICE-FILE"),
+        ("/dev/other|character special file|a:1|666|0", None),
+    ],
+)
+def test_one_device(line: str, code: str | None) -> None:
+    found = devices(line, line.partition("|")[0] + ",mode=0666")
+    assert [finding.code for finding in found] == ([code] if code else [])
+
+
+def test_numbers_of_a_driver_that_is_not_loaded_are_not_judged() -> None:
+    nodes = host.parse_stat(["/dev/nvidia-uvm|character special file|1fb:0|666|0"])
+    assert host.device_findings(["/dev/nvidia-uvm"], nodes, {}, "h", container=True) == []
+
+
+def test_a_missing_device_has_another_fix_on_the_node() -> None:
+    (inside,), (outside,) = devices("", "/dev/nvidia1"), devices("", "/dev/nvidia1", container=False)
+    assert inside.code == outside.code == "HOST-DEVICE-MISSING"
+    assert "proxmox_container_devices" in inside.fix
+    assert "nvidia-modprobe" in outside.fix
+
+
+def test_device_paths_in_all_notations() -> None:
+    assert host.device_paths(["/dev/a,mode=0666", "mode=0666,path=/dev/b", "/dev/c"]) == ["/dev/a", "/dev/b", "/dev/c"]
+
+
+def test_a_line_that_is_no_stat_line_is_named() -> None:
+    with pytest.raises(ValueError, match="stat: cannot statx"):
+        host.parse_stat(["stat: cannot statx '/dev/nvidia9'"])
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (NVRM, "580.95.05"),
+        ("libcuda.so.580.105.08", "580.105.08"),
+        ("libcuda.so.1", ""),
+        ("575.57-1", "575.57"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.71.05  Tue", "595.71.05"),
+        ("", ""),
+    ],
+)
+def test_driver_version(text: str, version: str) -> None:
+    assert host.driver_version(text) == version
+
+
+def test_driver_of_container_and_node_b11() -> None:
+    (finding,) = host.driver_findings(NVRM, ["libcuda.so.580.105.08", "libnvidia-ml.so.580.105.08"], "h")
+    assert (finding.code, finding.severity) == ("HOST-DRIVER-MISMATCH", Severity.ERROR)
+    assert "580.105.08" in finding.message
+    assert "580.95.05" in finding.message
+    assert "the container is ahead" in finding.message
+    assert "never install an unpinned driver" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("inside", "pinned", "code", "words"),
+    [
+        ("580.95.05", "", None, ""),
+        ("580.95.05", "580.95.05", None, ""),
+        ("580.105.08", "580.95.05", "HOST-DRIVER-MISMATCH", "the container moved"),
+        ("580.105.08", "580.105.08", "HOST-DRIVER-MISMATCH", "the node moved"),
+        ("575.57.08", "", "HOST-DRIVER-MISMATCH", "the node is ahead"),
+        ("580.95.05", "595.71.05", "HOST-DRIVER-PIN", "595.71.05"),
+    ],
+)
+def test_which_side_moved(inside: str, pinned: str, code: str | None, words: str) -> None:
+    found = host.driver_findings(NVRM, [f"libcuda.so.{inside}"], "h", pinned)
+    assert [finding.code for finding in found] == ([code] if code else [])
+    assert all(words in finding.message for finding in found)
+
+
+def test_no_module_and_no_libraries() -> None:
+    assert [finding.code for finding in host.driver_findings("", [], "h")] == ["HOST-DRIVER-MODULE"]
+    assert [finding.code for finding in host.driver_findings(NVRM, ["libcuda.so.1"], "h")] == ["HOST-DRIVER-LIBRARIES"]
+
+
+@pytest.mark.parametrize(
+    ("license_text", "gpus", "fires"),
+    [
+        ("NVIDIA", [BLACKWELL], True),
+        ("Dual MIT/GPL", [BLACKWELL], False),
+        ("NVIDIA", ["01:00.0 3D controller: NVIDIA Corporation GA100 [A100]"], False),
+        ("", [BLACKWELL], False),
+        ("NVIDIA", [], False),
+    ],
+)
+def test_module_flavour_b12(license_text: str, gpus: list[str], fires: bool) -> None:
+    found = host.module_findings(license_text, gpus, "h")
+    assert [finding.code for finding in found] == (["HOST-MODULE-FLAVOUR"] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("lines", "fires"),
+    [
+        (["root:100000:65536"], False),
+        (["root:1:100", "root:100000:131072"], False),
+        ([], True),
+        (["root:100000:1000"], True),
+        (["you:100000:65536"], True),
+        (["root:100000:x"], True),
+    ],
+)
+def test_id_ranges(lines: list[str], fires: bool) -> None:
+    assert bool(host.idmap_findings({"subuid": lines}, "h")) is fires
+
+
+def memory(**shm: Any) -> list[Finding]:
+    facts = {"shm": {"bytes": 16 << 30, "free": 15 << 30, "mode": "1777", "left_behind": [], **shm}, "memlock": -1}
+    return host.memory_findings(facts, "h", 8192, memlock_unlimited=True)
+
+
+def test_shared_memory_is_small_and_full_b15() -> None:
+    small, full = memory(bytes=65536 << 10, free=436 << 10, left_behind=[SEGMENT])
+    assert (small.code, full.code) == ("HOST-SHM-SMALL", "HOST-SHM-FULL")
+    assert "64 MiB" in small.message
+    assert SEGMENT in small.message
+    assert "size=8192M" in small.fix
+    assert full.fix == f"rm {SEGMENT}"
+
+
+def test_other_faults_of_memory() -> None:
+    assert memory() == []
+    assert [finding.code for finding in memory(mode="755")] == ["HOST-SHM-MODE"]
+    assert [finding.code for finding in memory(left_behind=[SEGMENT])] == ["HOST-SHM-LEFTOVERS"]
+    facts = {"shm": {"bytes": 1 << 40, "free": 1 << 40, "mode": "1777", "left_behind": []}, "memlock": 8 << 20}
+    assert [finding.code for finding in host.memory_findings(facts, "h", 1, memlock_unlimited=True)] == ["HOST-MEMLOCK"]
+    assert host.memory_findings(facts, "h", 1, memlock_unlimited=False) == []
+
+
+def test_a_node_and_a_container_as_a_whole() -> None:
+    node: dict[str, Any] = {
+        "stat": B09.splitlines(),
+        "drivers": DEVICES,
+        "license": "NVIDIA",
+        "gpus": [BLACKWELL],
+        "pve": "pve-manager/9",
+    }
+    node["subids"] = {"subuid": [], "subgid": ["root:100000:65536"]}
+    assert [finding.code for finding in host.node(node, ["/dev/nvidia0", "/dev/nvidia1"], "n")] == [
+        "HOST-DEVICE-MISSING",
+        "HOST-MODULE-FLAVOUR",
+        "HOST-IDMAP",
+    ]
+    assert host.node({**node, "license": "Dual MIT/GPL", "pve": ""}, ["/dev/nvidia0"], "n") == []
+    inside: dict[str, Any] = {
+        "stat": B09.splitlines(),
+        "drivers": DEVICES,
+        "memlock": 65536,
+        "module": "",
+        "libraries": [],
+    }
+    inside["shm"] = {"bytes": 1 << 30, "free": 1 << 30, "mode": "1777", "left_behind": []}
+    options = {"devices": ["/dev/nvidia0"], "accelerator": "cpu", "shm_min_mib": "64", "driver": ""}
+    assert host.runtime(inside, options, "h") == []
+    cuda = host.runtime(inside, {**options, "accelerator": "cuda"}, "h")
+    assert [finding.code for finding in cuda] == ["HOST-MEMLOCK", "HOST-DRIVER-MODULE"]
