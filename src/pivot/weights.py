@@ -395,6 +395,9 @@ class Plan:
 
 def host_arguments(action: str, root: str, models: Sequence[Mapping[str, Any]], **options: str) -> str:
     """The one argument of files/weights_state.py: a JSON object, small enough for a command line."""
+    place = PurePosixPath(root)
+    if not place.is_absolute() or ".." in place.parts or place == PurePosixPath("/"):
+        raise WeightsError(f"model_weights_root is {root!r}, it has to be an absolute path below /, without '..'")
     text = json.dumps({"action": action, "root": root, "models": list(models), **options}, separators=(",", ":"))
     if len(text.encode()) > LONGEST_ARGUMENT:
         raise WeightsError(

@@ -383,6 +383,12 @@ def test_argument_of_the_host(wanted: Wanted) -> None:
         weights.host_arguments("inspect", "/models", [wanted.for_host()] * 1000)
 
 
+@pytest.mark.parametrize("root", ["", "models", "/", "/srv/../etc", "~/models"])
+def test_root_has_to_be_plain(wanted: Wanted, root: str) -> None:
+    with pytest.raises(WeightsError, match="model_weights_root is"):
+        weights.host_arguments("inspect", root, [wanted.for_host()])
+
+
 # ---- sending
 
 
