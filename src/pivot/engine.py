@@ -428,8 +428,11 @@ def release_problems(wanted: Release, release: Mapping[str, Any] | None) -> list
 
 
 def superseded(wanted_id: str, state: Mapping[str, Any], keep: int) -> tuple[str, ...]:
-    """Releases to remove, oldest first: all but the wanted, the current, any in use, and the `keep` newest others."""
-    protected = {wanted_id, state["current"], *state["in_use"]}
-    others = [item for item in state["releases"] if item["id"] not in protected]
+    """Releases to remove, oldest first: beyond the wanted one and the `keep` newest others, unless a process uses it.
+
+    The release that is current before a switch counts as one of the others, so that a second run finds no more.
+    """
+    others = [item for item in state["releases"] if item["id"] != wanted_id]
     others.sort(key=lambda item: (item["built"], item["id"]))
-    return tuple(item["id"] for item in (others[:-keep] if keep else others))
+    beyond = others[: max(0, len(others) - keep)]
+    return tuple(item["id"] for item in beyond if item["id"] not in state["in_use"])

@@ -357,7 +357,7 @@ def _explain(output: str, wheels: Sequence[engine.LockedWheel], target: engine.T
         match = re.search(r"^\s+([A-Za-z0-9._-]+)==\S+ from (\S+)", output, re.MULTILINE)
         which = f"{match[1]} from {_without_password(match[2])}" if match else "a wheel"
         return (
-            f"{which} is not the locked file: its sha256 differs; the source was changed, or the lock is stale ({log})"
+            f"{which} is not the locked file, its sha256 differs: the source changed, or the lock is stale ({log})"
         )
     return f"pip could not download the wheels: {_without_password(_last_line(output))} (its output: {log})"
 

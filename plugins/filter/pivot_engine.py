@@ -1,0 +1,117 @@
+"""Thin adapter: decisions of `pivot.engine` and `pivot.wheelhouse` as filters."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+from pivot import engine, findings, transfer, wheelhouse
+
+
+def _release(settings: Mapping[str, Any]) -> engine.Release:
+    """The release that settings ask for; settings: version, accelerator, lock, lock_sha256, distributions."""
+    path = Path(settings["lock"])
+    if not path.is_file():
+        others = ", ".join(sorted(item.name for item in path.parent.glob("*.lock"))) or "none"
+        raise engine.EngineError(
+            f"there is no lock for the accelerator {settings['accelerator']}: {path} does not exist (locks there:"
+            f" {others}); set sglang_engine_accelerator, or sglang_engine_lock to a lock of your own"
+        )
+    lock = wheelhouse.read_lock(path)
+    if settings.get("lock_sha256") and settings["lock_sha256"] != lock.sha256:
+        raise engine.EngineError(
+            f"the sha256 of {path} is {lock.sha256}, and sglang_engine_lock_sha256 is {settings['lock_sha256']}:"
+            " one of them was changed without the other"
+        )
+    distributions = [wheelhouse.read_distribution(Path(item)) for item in settings["distributions"]]
+    return engine.wanted_release(str(settings["version"]), str(settings["accelerator"]), lock, distributions)
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter with errors as Ansible shows them: one sentence."""
+
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except (engine.EngineError, transfer.TransferError) as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return wrapper
+
+
+def release(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Id and digest of the wanted release, and what a person wants to know about it."""
+    wanted = _release(settings)
+    return {
+        "id": wanted.id,
+        "digest": wanted.digest,
+        "lock_sha256": wanted.lock_sha256,
+        "packages": len(wanted.installed),
+        "pip": f"pip-{wanted.installed['pip']}-py3-none-any.whl" if "pip" in wanted.installed else "",
+        "python": wanted.target.python,
+    }
+
+
+def plan(
+    state: Mapping[str, Any], settings: Mapping[str, Any], subject: str, keep: int, free_gib: float
+) -> dict[str, Any]:
+    """What to do on a host, from what files/engine_state.py printed there; findings only matter for an installation."""
+    wanted = _release(settings)
+    made = engine.plan(wanted, state, keep)
+    problems = engine.host_findings(wanted, state, subject, int(free_gib * 2**30)) if made.action == "install" else []
+    return {
+        "id": wanted.id,
+        "action": made.action,
+        "reasons": list(made.reasons),
+        "remove": list(made.remove),
+        "findings": [item.as_dict() for item in problems],
+    }
+
+
+def built_problems(state: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Why a freshly built release must not be published, as text; empty if nothing forbids it."""
+    wanted, built = _release(settings), state["release"]
+    if built is None:
+        return "it is not there"
+    texts = [str(problem) for problem in built["problems"]]
+    found = findings.render(engine.installed_findings(wanted, built["installed"], wanted.id))
+    return "\n".join([*texts, *([found] if found else [])])
+
+
+def record(
+    state: Mapping[str, Any], settings: Mapping[str, Any], imported: Mapping[str, Any], built: str
+) -> dict[str, Any]:
+    """What release.json of a freshly built release holds; built is the time in UTC."""
+    wanted = _release(settings)
+    return {
+        "format": 1,
+        "id": wanted.id,
+        "version": wanted.version,
+        "accelerator": wanted.accelerator,
+        "built": built,
+        "python": state["python"]["version"],
+        "lock_sha256": wanted.lock_sha256,
+        "distributions": [
+            {"name": item.name, "version": item.version, "tree": item.tree} for item in wanted.distributions
+        ],
+        "installed": state["release"]["installed"],
+        "trees": state["release"]["trees"],
+        "imported": imported["versions"],
+        "plugins": imported["plugins"],
+    }
+
+
+def send(source: str, destination: str, connection: Mapping[str, Any]) -> list[str]:
+    """The rsync call that sends a wheelhouse; an interrupted one goes on where it stopped."""
+    options = ["--recursive", "--times", "--delete", "--partial", "--chmod=D755,F644"]
+    return transfer.rsync_to(source, destination, connection, options)
+
+
+class FilterModule:
+    """Filters about the engine."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Names as the role uses them."""
+        filters: Sequence[Callable[..., Any]] = (release, plan, built_problems, record, send)
+        return {f"pivot_engine_{function.__name__}": _guarded(function) for function in filters}

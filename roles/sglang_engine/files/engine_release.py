@@ -1,0 +1,107 @@
+"""Changes to a host's releases. Run on the host as `python3 -I - '{"verb": …, "root": …, …}'`.
+
+Verbs: finish (a built environment learns its final place), publish (it moves there and becomes current), link
+(an existing release becomes current), remove (releases and their logs). Prints one JSON object, {"error": sentence}
+when something is in the way.
+"""
+
+import json
+import os
+import shutil
+import stat
+import sys
+
+
+def finish(arguments):
+    """Rewrite the paths that `venv` and pip wrote into scripts, and let everybody read, nobody but root write.
+
+    An environment is built in `<root>/building` and renamed when it is whole: a release is complete or absent, also
+    while an earlier one of the same name serves. Only `pyvenv.cfg` and text files in `bin` hold the path.
+    """
+    staging, final = arguments["staging"], arguments["final"]
+    folder = os.path.join(staging, "bin")
+    paths = [os.path.join(staging, "pyvenv.cfg")] + [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    rewritten = 0
+    for path in paths:
+        if os.path.islink(path) or not os.path.isfile(path):
+            continue
+        with open(path, "rb") as file:
+            content = file.read()
+        if b"\0" in content or os.fsencode(staging) not in content:
+            continue
+        with open(path, "r+b") as file:
+            file.truncate()
+            file.write(content.replace(os.fsencode(staging), os.fsencode(final)))
+        rewritten += 1
+    for parent, _, names in os.walk(staging):
+        set_mode(parent)
+        for name in names:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                set_mode(path)
+    return {"rewritten": rewritten}
+
+
+def set_mode(path):
+    """Readable for all, executable for all where it is for the owner, writable for the owner alone."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    wanted = (mode | 0o444 | (0o111 if mode & 0o100 else 0)) & ~0o022
+    if wanted != mode:
+        os.chmod(path, wanted)
+
+
+def publish(arguments):
+    """Write release.json, move the environment to its place (a damaged one there goes), and make it current."""
+    root, identity, staging = arguments["root"], arguments["id"], arguments["staging"]
+    final = os.path.join(root, "releases", identity)
+    with open(os.path.join(staging, "release.json"), "w", encoding="utf-8") as file:
+        json.dump(arguments["record"], file, indent=1, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    old = os.path.join(root, "building", identity + ".old")
+    shutil.rmtree(old, ignore_errors=True)  # of an interrupted attempt; a failure shows in the rename
+    if os.path.lexists(final):
+        os.rename(final, old)
+    os.rename(staging, final)
+    shutil.rmtree(old, ignore_errors=True)  # a server may have left files there; the next build removes them
+    return link(arguments)
+
+
+def link(arguments):
+    """Let `current` point to a release, by renaming a new link over the old one."""
+    root, identity = arguments["root"], arguments["id"]
+    temporary = os.path.join(root, ".current.new")
+    if os.path.lexists(temporary):
+        os.unlink(temporary)
+    os.symlink(os.path.join("releases", identity), temporary)
+    os.replace(temporary, os.path.join(root, "current"))
+    return {"current": identity}
+
+
+def remove(arguments):
+    """Remove releases with their logs, by id."""
+    root = arguments["root"]
+    for identity in arguments["ids"]:
+        if os.path.basename(identity) != identity or identity in ("", ".", ".."):
+            return {"error": "'%s' is no release id" % identity}
+        shutil.rmtree(os.path.join(root, "releases", identity))
+        log = os.path.join(root, "logs", identity + ".log")
+        if os.path.exists(log):
+            os.unlink(log)
+    return {"removed": arguments["ids"]}
+
+
+def main(arguments):
+    """Carry out one verb."""
+    verbs = {"finish": finish, "publish": publish, "link": link, "remove": remove}
+    try:
+        result = verbs[arguments["verb"]](arguments)
+    except OSError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result))
+    return 1 if "error" in result else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,217 @@
+"""What a host has of the engine. Run on the host, read only, as `python3 -I - '{"root": …, "python": …, …}'`.
+
+Arguments (JSON): root, the engine's directory; python, the interpreter for releases; release, the wanted release's
+id; path, optional, another directory to look at in the place of `<root>/releases/<release>`.
+Prints one JSON object: root, python, free_bytes, current, releases, in_use, release (null if there is none).
+"""
+
+import csv
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+
+PROBE = "import json, platform, sys; print(json.dumps([sys.implementation.name, platform.python_version()]))"
+SHOWN = 5  # problems of a kind that are listed one by one
+
+
+def tree_sha256(root):
+    """The hash of a directory's files, independent of order, times, modes and owners.
+
+    sha256 over one line per regular file, sorted by path: the path relative to root with slashes, a NUL byte, the
+    file's sha256 in hex, a newline. `__pycache__` directories are left out: Python writes them at any time. A
+    symbolic link counts as a file whose content is its target's path.
+    """
+    lines = []
+    for parent, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in names + links:
+            path = os.path.join(parent, name)
+            relative = os.path.relpath(path, root).replace(os.sep, "/")
+            if os.path.islink(path):
+                digest = hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
+            else:
+                with open(path, "rb") as file:
+                    digest = hashlib.sha256(file.read()).hexdigest()
+            lines.append("%s\0%s\n" % (relative, digest))
+    return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def interpreter(path):
+    """Implementation and version of an interpreter, and what it runs on; `error` if it cannot be used."""
+    facts = {"path": path, "error": "", "implementation": "", "version": ""}
+    facts["machine"] = platform.machine()
+    facts["glibc"] = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    try:
+        done = subprocess.run([path, "-I", "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0:
+            facts["implementation"], facts["version"] = json.loads(done.stdout)
+        else:
+            facts["error"] = "it ends with status %d" % done.returncode
+    except FileNotFoundError:
+        facts["error"] = "it does not exist"
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        facts["error"] = str(error)
+    return facts
+
+
+def free_bytes(path):
+    """What root and others may still write on the file system of a directory, or of its nearest parent."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def current(root):
+    """The id of the release that `current` points to, another target's path, or None without the link."""
+    try:
+        target = os.readlink(os.path.join(root, "current"))
+    except OSError:
+        return None
+    parent, name = os.path.split(os.path.normpath(os.path.join(root, target)))
+    return name if parent == os.path.join(root, "releases") else target
+
+
+def record_of(path):
+    """A release's release.json, or None when it is missing or broken."""
+    try:
+        with open(os.path.join(path, "release.json"), encoding="utf-8") as file:
+            record = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def releases(root):
+    """Id and time of building of every directory under releases; the time is empty without a record."""
+    try:
+        names = sorted(os.listdir(os.path.join(root, "releases")))
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        path = os.path.join(root, "releases", name)
+        if os.path.isdir(path):
+            found.append({"id": name, "built": str((record_of(path) or {}).get("built", ""))})
+    return found
+
+
+def in_use(root):
+    """Ids of releases whose files a running process has mapped."""
+    prefix = os.path.join(root, "releases") + os.sep
+    found = set()
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit():
+            continue
+        try:
+            with open("/proc/%s/maps" % pid, encoding="utf-8", errors="surrogateescape") as file:
+                text = file.read()
+        except OSError:
+            continue  # ended meanwhile, or not ours to read
+        start = text.find(prefix)
+        while start >= 0:
+            end = text.find(os.sep, start + len(prefix))
+            found.add(text[start + len(prefix) : end])
+            start = text.find(prefix, end)
+    return sorted(found)
+
+
+def site_packages(path):
+    """The release's one site-packages directory, or None."""
+    library = os.path.join(path, "lib")
+    try:
+        names = sorted(os.listdir(library))
+    except OSError:
+        return None
+    for name in names:
+        candidate = os.path.join(library, name, "site-packages")
+        if name.startswith("python") and os.path.isdir(candidate):
+            return candidate
+    return None
+
+
+def name_and_version(dist_info):
+    """What a distribution's METADATA says it is."""
+    fields = {}
+    with open(os.path.join(dist_info, "METADATA"), encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if not line.strip():
+                break
+            key, _, value = line.partition(":")
+            fields.setdefault(key, value.strip())
+    return fields.get("Name", ""), fields.get("Version", "")
+
+
+def lost_files(site, dist_info):
+    """Files of a distribution's RECORD that are missing or, below site-packages, have another size; no bytecode."""
+    lost = []
+    with open(os.path.join(dist_info, "RECORD"), encoding="utf-8", newline="") as file:
+        for name, _, size in csv.reader(file):
+            if name.endswith(".pyc"):
+                continue
+            try:
+                status = os.stat(os.path.join(site, name))
+            except OSError:
+                lost.append(name)
+                continue
+            # scripts are rewritten when the release moves to its place
+            if size and not name.startswith("..") and status.st_size != int(size):
+                lost.append(name)
+    return lost
+
+
+def inspect(path):
+    """Record, installed distributions, hash of the engine's own tree, and problems of a release directory."""
+    site = site_packages(path)
+    report = {"record": record_of(path), "installed": {}, "trees": {}, "problems": []}
+    problems = report["problems"]
+    if not os.path.exists(os.path.join(path, "bin", "python")):
+        problems.append("bin/python is missing, or the interpreter that it points to")
+    if site is None:
+        problems.append("it has no site-packages")
+        return report
+    damaged = []
+    for entry in sorted(os.listdir(site)):
+        if not entry.endswith(".dist-info"):
+            continue
+        dist_info = os.path.join(site, entry)
+        try:
+            name, version = name_and_version(dist_info)
+            lost = lost_files(site, dist_info)
+        except (OSError, ValueError) as error:
+            damaged.append("%s cannot be read (%s)" % (entry, error))
+            continue
+        report["installed"][name] = version
+        if lost:
+            damaged.append("%s: %d files missing or of another size, e.g. %s" % (name, len(lost), lost[0]))
+    problems.extend(damaged[:SHOWN])
+    if len(damaged) > SHOWN:
+        problems.append("and %d more distributions" % (len(damaged) - SHOWN))
+    engine = os.path.join(site, "sglang")
+    if os.path.isdir(engine):
+        report["trees"]["sglang"] = tree_sha256(engine)
+    return report
+
+
+def main(arguments):
+    """Print the state as JSON."""
+    root = os.path.normpath(arguments["root"])
+    path = arguments.get("path") or os.path.join(root, "releases", arguments["release"])
+    state = {
+        "root": root,
+        "python": interpreter(arguments["python"]),
+        "free_bytes": free_bytes(root),
+        "current": current(root),
+        "releases": releases(root),
+        "in_use": in_use(root),
+        "release": inspect(path) if os.path.isdir(path) else None,
+    }
+    print(json.dumps(state))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
