@@ -91,7 +91,8 @@ def check_device_format(key: str, value: str) -> None:
     if path is None:
         raise PveError(500, "Path has to be defined")
     if not re.fullmatch(r"/dev/[^/]\S*", path):
-        raise bad(**{key: f"invalid format - format error\n{key}.path: invalid format - {path} is not a valid device path\n\n"})
+        why = f"{key}.path: invalid format - {path} is not a valid device path"
+        raise bad(**{key: f"invalid format - format error\n{why}\n\n"})
 
 
 def device_path(value: str) -> str:
@@ -127,7 +128,7 @@ def link_local(hwaddr: str) -> str:
 def _normalise(key: str, value: Any) -> Any:
     """fakepve's spelling of values, except for features, which Proxmox keeps in the order they were sent."""
     if key == "features":
-        return ",".join(f"{k}={fake_lxc._boolean(x)}" for k, x in split_props(value)[1].items())  # noqa: SLF001
+        return ",".join(f"{k}={fake_lxc._boolean(x)}" for k, x in split_props(value)[1].items())
     return _fake_normalise(key, value)
 
 
@@ -168,7 +169,7 @@ class Guests:
             self._written = text
 
 
-class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
+class LabPve(FakePve):
     """One node over a backend that makes real containers."""
 
     def __init__(self, backend: Backend, guests: Guests, *, password: str, port: int, host: str = "127.0.0.1") -> None:
@@ -216,60 +217,68 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
 
     # ------------------------------------------------------------ worker tasks
 
-    async def task(  # noqa: PLR0913  # fakepve's signature
-        self, node: str, ttype: str, tid: Any, user: str, body: Callable[[], Awaitable[str | None]],
-        vm: FakeCt | None = None, lock: bool = True, log: Sequence[str] = (),  # noqa: FBT001, FBT002
+    async def task(  # noqa: PLR0913, PLR0917  # fakepve's signature
+        self,
+        node: str,
+        ttype: str,
+        tid: Any,
+        user: str,
+        body: Callable[[], Awaitable[str | None]],
+        vm: FakeCt | None = None,
+        lock: bool = True,
+        log: Sequence[str] = (),
     ) -> str:
         """Start a worker task. Unlike fakepve's it counts warnings, survives any exception and saves the guests."""
         upid, pid, start = self._upid(node, ttype, tid, user)
-        lines = list(log)
         record: Values = {
             "upid": upid, "node": node, "pid": pid, "pstart": pid * 7, "starttime": start, "type": ttype,
-            "id": str(tid), "user": user, "status": "running", "log": lines,
+            "id": str(tid), "user": user, "status": "running", "log": list(log),
         }  # fmt: skip
         self.tasks[upid] = record
         self.tasklog.append(record)
-
-        async def work() -> None:
-            if vm is not None and lock:
-                await self.acquire(vm, upid)
-            try:
-                if vm is not None:
-                    self._say[vm.vmid] = lines.append
-                note = await body()
-                if note:
-                    lines.append(note)
-            finally:
-                if vm is not None:
-                    self._say.pop(vm.vmid, None)
-                    if lock:
-                        self.release(vm, upid)
-
-        async def run() -> None:
-            try:
-                await work()
-                warnings = sum(line.startswith("WARN:") for line in lines)
-                status = f"WARNINGS: {warnings}" if warnings else "OK"
-            except TaskError as error:
-                status = str(error)
-                lines.append(status)
-            except asyncio.CancelledError:
-                status = "unexpected status"
-                raise
-            except Exception as error:  # noqa: BLE001  # a task that never ends is worse; the cause is logged
-                status = f"{type(error).__name__}: {error}"
-                LOG.exception("worker task %s", upid)
-            finally:
-                record.update(status="stopped", exitstatus=status, endtime=int(time.time()))
-                lines.append("TASK " + (status if status == "OK" or status.startswith("WARN") else "ERROR: " + status))
-                self.guests_file.save(self.cts)
-
-        worker = asyncio.create_task(run())
+        worker = asyncio.create_task(self._work(record, body, vm, lock=lock))
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
         return str(upid)
 
-    async def finish_tasks(self, timeout: float) -> bool:
+    async def _work(
+        self, record: Values, body: Callable[[], Awaitable[str | None]], vm: FakeCt | None, *, lock: bool
+    ) -> None:
+        """Carry out a worker task to its end, whatever happens in it."""
+        lines: list[str] = record["log"]
+        status = "unexpected status"  # what Proxmox shows for a worker that was ended from outside
+        try:
+            note = await (body() if vm is None else self._work_on(record, body, vm, lock=lock))
+            if note:
+                lines.append(note)
+            warnings = sum(line.startswith("WARN:") for line in lines)
+            status = f"WARNINGS: {warnings}" if warnings else "OK"
+        except TaskError as error:
+            status = str(error)
+            lines.append(status)
+        except Exception as error:  # a task that never ends is worse; the log has the cause
+            status = f"{type(error).__name__}: {error}"
+            LOG.exception("worker task %s", record["upid"])
+        finally:
+            record.update(status="stopped", exitstatus=status, endtime=int(time.time()))
+            lines.append("TASK " + (status if status == "OK" or status.startswith("WARN") else "ERROR: " + status))
+            self.guests_file.save(self.cts)
+
+    async def _work_on(
+        self, record: Values, body: Callable[[], Awaitable[str | None]], vm: FakeCt, *, lock: bool
+    ) -> str | None:
+        """Run a task's body with the container's lock, if it wants it, and with a way to the task's log."""
+        if lock:
+            await self.acquire(vm, record["upid"])
+        self._say[vm.vmid] = record["log"].append
+        try:
+            return await body()
+        finally:
+            self._say.pop(vm.vmid, None)
+            if lock:
+                self.release(vm, record["upid"])
+
+    async def finish_tasks(self, timeout: float) -> bool:  # noqa: ASYNC109  # the answer is whether it was enough
         """Wait for running worker tasks; whether all of them ended in time."""
         if self._workers:
             await asyncio.wait(set(self._workers), timeout=timeout)
@@ -354,7 +363,7 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
 
     # ------------------------------------------------------------ power
 
-    async def _start_steps(self, ct: FakeCt, user: str, skiplock: bool = False) -> None:  # noqa: FBT001, FBT002
+    async def _start_steps(self, ct: FakeCt, user: str, skiplock: bool = False) -> None:
         await super()._start_steps(ct, user, skiplock)  # checks, pending configuration; sets the model to running
         try:
             ct.pid = await self._real(self.backend.start, ct.vmid, dict(ct.config))
@@ -362,7 +371,7 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
             ct.status, ct.pid, ct.started_at = "stopped", None, None
             raise
 
-    async def _ct_powerdown(self, ct: FakeCt, timeout: int, force: bool) -> None:  # noqa: FBT001
+    async def _ct_powerdown(self, ct: FakeCt, timeout: int, force: bool) -> None:  # noqa: ASYNC109  # fakepve's
         if not await self._real(self.backend.shutdown, ct.vmid, int(timeout)):
             if not force:
                 raise TaskError("container did not stop")
@@ -405,7 +414,7 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
             except LabError as error:
                 raise bad(**dict.fromkeys(sorted(changed), f"unable to hotplug: {error}\n")) from error
 
-    def _apply(self, ct: FakeCt, selection: Any = None, running: bool = False) -> None:  # noqa: FBT001, FBT002
+    def _apply(self, ct: FakeCt, selection: Any = None, running: bool = False) -> None:
         """A running container keeps its interfaces until it starts again: network changes stay pending."""
         if not running:
             super()._apply(ct, selection, running)
@@ -444,9 +453,7 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
             if item["name"] != "lo" and item["hwaddr"]:
                 address = link_local(item["hwaddr"])
                 item["inet6"] = f"{address}/64"
-                item["ip-addresses"].append(
-                    {"ip-address": address, "ip-address-type": "inet6", "prefix": "64"}
-                )
+                item["ip-addresses"].append({"ip-address": address, "ip-address-type": "inet6", "prefix": "64"})
         return data
 
     # ------------------------------------------------------------ refused: these would be a model only
@@ -526,7 +533,7 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
         task: Values = super()._get_task(request)
         return task
 
-    def _task_view(self, task: Values, listing: bool = False) -> Values:  # noqa: FBT001, FBT002
+    def _task_view(self, task: Values, listing: bool = False) -> Values:
         """As fakepve's, but the user of a token is shown without the token, which has its own field."""
         view: Values = super()._task_view(task, listing)
         view["user"] = view["user"].partition("!")[0]
@@ -564,8 +571,14 @@ class LabPve(FakePve):  # type: ignore[misc]  # fakepve ships no types
         return response
 
 
-def make(  # noqa: PLR0913  # one call site; every argument is a fact of the lab
-    backend: Backend, guests: Guests, *, password: str, token: tuple[str, str], port: int, template: tuple[str, Path],
+def make(  # one call site; every argument is a fact of the lab
+    backend: Backend,
+    guests: Guests,
+    *,
+    password: str,
+    token: tuple[str, str],
+    port: int,
+    template: tuple[str, Path],
 ) -> LabPve:
     """The lab's API: node pve1, storages `local` and `ct`, a template volume, root@pam, a deploy token and its ACL."""
     pve = LabPve(backend, guests, password=password, port=port)

@@ -39,8 +39,12 @@ def _layout(args: argparse.Namespace) -> Layout:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pivot-lab", description=__doc__)
-    parser.add_argument("--root", metavar="DIR", help="the clone whose lab is meant (or PIVOT_LAB_ROOT; default: this one)")
-    parser.add_argument("--cache", metavar="DIR", help="where templates are kept (or PIVOT_LAB_CACHE; default: ROOT/.cache)")
+    parser.add_argument(
+        "--root", metavar="DIR", help="the clone whose lab is meant (or PIVOT_LAB_ROOT; default: this one)"
+    )
+    parser.add_argument(
+        "--cache", metavar="DIR", help="where templates are kept (or PIVOT_LAB_CACHE; default: ROOT/.cache)"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="bring the lab up; does nothing where it is up")
     commands.add_parser("down", help="remove every trace of the lab, except the cache")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 import stat
 import subprocess
 import tempfile
@@ -218,7 +219,9 @@ class Containers:
         prefix = self.layout.lab_id + "-"
         if not self.layout.containers.exists():
             return []
-        return sorted(p.name.removeprefix(prefix) for p in self.layout.containers.iterdir() if p.name.startswith(prefix))
+        return sorted(
+            p.name.removeprefix(prefix) for p in self.layout.containers.iterdir() if p.name.startswith(prefix)
+        )
 
     def complete(self, key: str) -> bool:
         """Whether a container's creation came to its end."""
@@ -236,8 +239,8 @@ class Containers:
         try:
             for part in ("rootfs", "upper", "work", "dev"):
                 (home / part).mkdir(parents=True)
-            for part in (home, home / "upper", home / "dev"):
-                part.chmod(0o755)
+            for directory in (home, home / "upper", home / "dev"):
+                directory.chmod(0o755)
             os.chown(home / "upper", ID_BASE, ID_BASE)
             self._mount(key, lowers)
             host_keys = make_host_keys(hostname, identity.key_types, say)
@@ -356,8 +359,6 @@ class Containers:
 
     def wait_for_ssh(self, key: str, address: str, timeout: float = 60) -> None:
         """Wait until a container's sshd sends its greeting."""
-        import socket  # noqa: PLC0415  # only here
-
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), socket.create_connection((address, 22), timeout=2) as link:

@@ -13,6 +13,7 @@ from pivot_lab.layout import NODE
 from pivot_lab.system import read_json, run, write, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pivot_lab.layout import Layout
@@ -32,7 +33,7 @@ def ensure_directories(layout: Layout) -> None:
 def ensure_secrets(layout: Layout) -> dict[str, str]:
     """Return the lab's secrets by the names they have in vault.yml, made up on the first call."""
     values: dict[str, str] = read_json(layout.secrets)
-    wanted = {
+    wanted: dict[str, Callable[[], str]] = {
         "vault_proxmox_password": lambda: secrets.token_urlsafe(24),
         "vault_proxmox_token_value": lambda: str(uuid.uuid4()),
         "vault_sglang_api_key": lambda: secrets.token_urlsafe(32),
@@ -84,8 +85,15 @@ def _make_certificates() -> tuple[str, str, str]:
 
     def usage(*, ca: bool) -> x509.KeyUsage:
         return x509.KeyUsage(
-            digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False, key_encipherment=False,
-            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+            digital_signature=not ca,
+            key_cert_sign=ca,
+            crl_sign=ca,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
         )
 
     now = datetime.datetime.now(datetime.UTC)

@@ -175,7 +175,10 @@ def status(layout: Layout) -> str:
     port = state.get("port", 0)
     containers = Containers(layout)
     rows += [
-        ("network", f"{state.get('subnet')} on {layout.bridge}" + ("" if network.exists(layout.bridge) else " (missing)")),
+        (
+            "network",
+            f"{state.get('subnet')} on {layout.bridge}" + ("" if network.exists(layout.bridge) else " (missing)"),
+        ),
         ("API", f"https://127.0.0.1:{port} " + ("answers" if daemon.answers(layout, port) else "does not answer")),
         ("log", str(layout.api_log)),
     ]

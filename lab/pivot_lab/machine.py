@@ -45,7 +45,9 @@ def require_kernel() -> None:
         raise LabError("this kernel has no overlayfs, which every container of the lab stands on")
     namespaces = Path("/proc/sys/user/max_user_namespaces")
     if not Path("/proc/self/ns/user").exists() or (namespaces.exists() and namespaces.read_text().strip() == "0"):
-        raise LabError("this kernel allows no user namespaces (user.max_user_namespaces), so no unprivileged containers")
+        raise LabError(
+            "this kernel allows no user namespaces (user.max_user_namespaces), so no unprivileged containers"
+        )
     probe = f"pvx{os.getpid()}"
     for kind, extra in (("bridge", []), ("veth", ["peer", "name", probe + "p"])):
         try:

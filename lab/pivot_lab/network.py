@@ -72,6 +72,11 @@ def free_port(candidates: Iterable[int]) -> int:
     raise LabError("no free port was found for the API between 20000 and 29999 on 127.0.0.1")
 
 
+def rules_stand(layout: Layout) -> bool:
+    """Whether the lab's nftables table exists."""
+    return run(["nft", "list", "table", "inet", layout.table], ok=(0, 1)) != ""
+
+
 def ensure(layout: Layout, subnet: IPv4Network) -> None:
     """Make the bridge and its rules; does nothing where they already stand."""
     bridge = layout.bridge
@@ -83,7 +88,7 @@ def ensure(layout: Layout, subnet: IPv4Network) -> None:
     if ipv6.exists():
         ipv6.write_text("1")  # no second way from a container to this machine's services
     run(["ip", "link", "set", bridge, "up"])
-    if run(["nft", "list", "table", "inet", layout.table], ok=(0, 1)) == "":
+    if not rules_stand(layout):
         run(["nft", "-f", "-"], stdin=rules(layout))
 
 
@@ -93,5 +98,5 @@ def remove(layout: Layout) -> None:
         run(["ip", "link", "del", path.name], ok=(0, 1))
     if exists(layout.bridge):
         run(["ip", "link", "del", layout.bridge])
-    if run(["nft", "list", "table", "inet", layout.table], ok=(0, 1)):
+    if rules_stand(layout):
         run(["nft", "delete", "table", "inet", layout.table])

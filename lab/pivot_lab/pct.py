@@ -37,9 +37,8 @@ def _fail(text: str, rc: int = 255) -> Answer:
 
 def _table(pve: LabPve) -> str:
     rows = ["VMID       Status     Lock         Name                "]
-    rows += [
-        f"{ct.vmid:<10} {ct.status:<10} {ct.lock or '':<12} {ct.name:<20}" for ct in sorted(pve.cts, key=lambda c: c.vmid)
-    ]
+    guests = sorted(pve.cts, key=lambda guest: guest.vmid)
+    rows += [f"{ct.vmid:<10} {ct.status:<10} {ct.lock or '':<12} {ct.name:<20}" for ct in guests]
     return "\n".join(rows) + "\n"
 
 
@@ -48,22 +47,29 @@ async def answer(pve: LabPve, containers: Containers, argv: Sequence[str]) -> An
     if not argv or argv[0] not in VERBS:
         wanted = argv[0] if argv else ""
         return _fail(f"pct: the lab's stand-in knows {', '.join(VERBS)}; '{wanted}' goes through the API")
-    verb, rest = argv[0], list(argv[1:])
     await pve.refresh()
-    if verb == "list":
+    if argv[0] == "list":
         return Answer(0, _table(pve).encode())
+    return await _about_one(pve, containers, argv[0], list(argv[1:]))
+
+
+async def _about_one(pve: LabPve, containers: Containers, verb: str, rest: list[str]) -> Answer:
     if not rest or not rest[0].isdigit():
         return _fail(f"pct: usage: pct {verb} <vmid>" + (" -- <command>" if verb == "exec" else ""))
     try:
-        ct = pve._find_ct(NODE, rest[0])  # noqa: SLF001  # fakepve has no public look-up with PVE's error
+        ct = pve._find_ct(NODE, rest[0])
     except PveError as error:
         return _fail(error.message, 2)
     if verb == "status":
         return Answer(0, f"status: {ct.status}\n".encode())
     if verb == "config":
-        config: dict[str, Any] = await pve._lxc_config_get("root@pam", {"node": NODE, "vmid": ct.vmid})  # noqa: SLF001  # as above
+        config: dict[str, Any] = await pve._lxc_config_get("root@pam", {"node": NODE, "vmid": ct.vmid})
         lines = [f"{key}: {str(value).rstrip()}" for key, value in sorted(config.items()) if key != "digest"]
         return Answer(0, ("\n".join(lines) + "\n").encode())
+    return await _exec(containers, ct, rest)
+
+
+async def _exec(containers: Containers, ct: Any, rest: list[str]) -> Answer:
     command = rest[2:] if rest[1:2] == ["--"] else rest[1:]
     if not command:
         return _fail("pct: usage: pct exec <vmid> -- <command>")
@@ -73,7 +79,9 @@ async def answer(pve: LabPve, containers: Containers, argv: Sequence[str]) -> An
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
-async def serve(pve: LabPve, containers: Containers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve(
+    pve: LabPve, containers: Containers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """Answer one connection: a JSON list in a line, then a JSON object."""
     try:
         line = await reader.readline()

@@ -22,6 +22,17 @@ def mac() -> str:
     return "BC:24:11:" + ":".join(f"{byte:02X}" for byte in secrets.token_bytes(3))
 
 
+def next_free(last: int, taken: set[int]) -> int:
+    """The next free host number after the last one given out: an address rests before its next container gets it."""
+    count = len(SCRATCH_HOSTS)
+    start = last - SCRATCH_HOSTS[0] + 1
+    for offset in range(count):
+        number = SCRATCH_HOSTS[(start + offset) % count]
+        if number not in taken:
+            return number
+    raise LabError(f"all {count} scratch addresses are in use: see `pivot-lab scratch list`")
+
+
 class Scratch:
     """Scratch containers and layers of one lab; safe for concurrent callers."""
 
@@ -38,21 +49,18 @@ class Scratch:
     def _reserve(self, name: str) -> str:
         with locked(self._lock, _WAITING):
             registry = read_json(self._registry)
-            if name in registry:
+            addresses = registry.get("addresses", {})
+            if name in addresses:
                 raise LabError(f"the scratch container {name!r} already exists: `pivot-lab scratch down {name}`")
-            taken = set(registry.values())
-            free = (a for a in (host(self.subnet, number) for number in SCRATCH_HOSTS) if a not in taken)
-            address = next(free, None)
-            if address is None:
-                raise LabError(f"all {len(SCRATCH_HOSTS)} scratch addresses are in use: see `pivot-lab scratch list`")
-            write_json(self._registry, registry | {name: address})
-        return address
+            number = next_free(registry.get("last", SCRATCH_HOSTS[-1]), set(addresses.values()))
+            write_json(self._registry, {"addresses": addresses | {name: number}, "last": number})
+        return host(self.subnet, number)
 
     def _release(self, name: str) -> None:
         with locked(self._lock, _WAITING):
             registry = read_json(self._registry)
-            registry.pop(name, None)
-            write_json(self._registry, registry)
+            if registry.get("addresses", {}).pop(name, None) is not None:
+                write_json(self._registry, registry)
 
     def lowers(self, layer: str | None) -> list[Path]:
         """Overlay layers for a clone, topmost first."""
@@ -63,7 +71,7 @@ class Scratch:
         lowers = [Path(lower) for lower in read_json(home / "layer.json").get("lowers", [])]
         if not lowers:
             known = ", ".join(sorted(self.layers())) or "none"
-            raise LabError(f"there is no layer {layer!r} (saved: {known}); `pivot-lab layer save NAME {layer}` makes it")
+            raise LabError(f"there is no layer {layer!r} (saved: {known}): `pivot-lab layer save NAME {layer}`")
         if lowers[-1] != tree:
             raise LabError(f"the layer {layer!r} stands on an older template: drop it and save it again")
         return [home / "tree", *lowers]
@@ -98,7 +106,8 @@ class Scratch:
 
     def list(self) -> list[dict[str, Any]]:
         """All scratch containers."""
-        return [self.describe(name, address) for name, address in sorted(read_json(self._registry).items())]
+        addresses = read_json(self._registry).get("addresses", {})
+        return [self.describe(name, host(self.subnet, number)) for name, number in sorted(addresses.items())]
 
     def down(self, name: str) -> None:
         """Remove a container; nothing happens where there is none."""

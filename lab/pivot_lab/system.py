@@ -27,7 +27,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run(  # noqa: PLR0913  # keywords of subprocess.run, passed through by name
+def run(  # keywords of subprocess.run, passed through by name
     argv: Sequence[str | Path],
     *,
     ok: Sequence[int] = (0,),
@@ -52,8 +52,15 @@ def run(  # noqa: PLR0913  # keywords of subprocess.run, passed through by name
             target = {"stdout": stack.enter_context(log.open("ab")), "stderr": subprocess.STDOUT}
         try:
             done = subprocess.run(
-                command, **source, **target, cwd="/", env=ENVIRONMENT | (env or {}), text=True, timeout=timeout,
-                check=False, errors="replace",
+                command,
+                **source,
+                **target,
+                cwd="/",
+                env=ENVIRONMENT | (env or {}),
+                text=True,
+                timeout=timeout,
+                check=False,
+                errors="replace",
             )
         except FileNotFoundError:
             raise LabError(
@@ -168,7 +175,6 @@ def mounted(path: Path) -> bool:
 def mounts_below(path: Path) -> list[Path]:
     """Mount points at or below a directory, deepest first."""
     points = (
-        Path(line.split()[4].replace("\\040", " "))
-        for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        Path(line.split()[4].replace("\\040", " ")) for line in Path("/proc/self/mountinfo").read_text().splitlines()
     )
     return sorted((p for p in points if p == path or path in p.parents), key=lambda p: -len(p.parts))

@@ -1,0 +1,75 @@
+"""Fixtures of the lab's tests: a lab of their own under .cache, so that the clone's lab is never touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pivot_lab.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLONE = Path(__file__).resolve().parents[2]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "lxc: needs root, LXC and a kernel with overlayfs; makes real containers")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("lxc") and (os.geteuid() != 0 or shutil.which("lxc-start") is None):
+        pytest.skip("needs root and the Debian packages of lab/debian-packages.txt")
+
+
+class Lab:
+    """A lab at a fixed path of its own, so that what a killed test run left is found and removed by the next."""
+
+    def __init__(self, name: str) -> None:
+        self.layout = Layout.of(CLONE / ".cache" / name, CLONE / ".cache")
+        self.layout.root.mkdir(parents=True, exist_ok=True)
+
+    def run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `pivot-lab` for this lab."""
+        command = [sys.executable, "-m", "pivot_lab", "--root", str(self.layout.root), "--cache", str(self.layout.cache)]
+        done = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
+        if check and done.returncode != 0:
+            raise AssertionError(f"pivot-lab {' '.join(args)} failed:\n{done.stdout}{done.stderr}")
+        return done
+
+    def ssh(self, address: str, command: str, known_hosts: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a shell command in a container, its host key verified."""
+        options = [
+            f"UserKnownHostsFile={known_hosts or self.layout.known_hosts}", "GlobalKnownHostsFile=/dev/null",
+            "StrictHostKeyChecking=yes", "BatchMode=yes", "ConnectTimeout=10",
+        ]  # fmt: skip
+        flags = [part for option in options for part in ("-o", option)]
+        return subprocess.run(
+            ["ssh", "-i", str(self.layout.ssh_key), *flags, f"root@{address}", command],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """A lab that is up; down at the end of the session."""
+    made = Lab("lab-under-test")
+    made.run("down")
+    made.run("up")
+    yield made
+    made.run("down")
+
+
+@pytest.fixture(scope="session")
+def neighbour() -> Iterator[Lab]:
+    """Another lab on the same machine, of which only scratch containers are used."""
+    made = Lab("lab-next-door")
+    made.run("down")
+    yield made
+    made.run("down")
