@@ -26,7 +26,8 @@ REFERENCE = "docs/faults.md"
 class Wanted:
     """What the role was asked for. unit: with its suffix; directories are absolute paths on the host.
 
-    max_bytes: of all records; rows: recorded per forward; disable_cuda_graph: add the flag to the command line.
+    max_bytes: of all records; rows: recorded per forward; disable_cuda_graph: add the flag to the command line;
+    ready_url: polled after the restart, may be empty.
     """
 
     unit: str
@@ -37,6 +38,7 @@ class Wanted:
     rows: int
     disable_cuda_graph: bool
     allow_restart: bool
+    ready_url: str
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Wanted:
@@ -74,7 +76,7 @@ def payload(directory: Path) -> dict[str, str]:
     if not description.is_file():
         raise ValueError(f"debug_probes_package: {directory} holds no pyproject.toml of the probe")
     project = tomllib.loads(description.read_text(encoding="utf-8"))["project"]
-    package = directory / PLUGIN
+    package = directory / "src" / PLUGIN
     files = {f"{PLUGIN}/{path.name}": path.read_text(encoding="utf-8") for path in sorted(package.glob("*.py"))}
     info = f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     files[f"{info}/METADATA"] = (
@@ -105,9 +107,7 @@ def plan_on(facts: Mapping[str, Any], wanted: Wanted, package: Mapping[str, str]
         return Plan(environment=environment, dropin=dropin)
     if not wanted.allow_restart:
         return Plan(refusal=_no_consent(wanted, "on"))
-    return Plan(
-        changes=tuple(changes), restart=True, environment=environment, dropin=dropin, says=tuple(_says(wanted))
-    )
+    return Plan(changes=tuple(changes), restart=True, environment=environment, dropin=dropin, says=tuple(_says(wanted)))
 
 
 def plan_off(facts: Mapping[str, Any], wanted: Wanted) -> Plan:
@@ -133,6 +133,8 @@ def plan_off(facts: Mapping[str, Any], wanted: Wanted) -> Plan:
 def _unfit(facts: Mapping[str, Any], wanted: Wanted) -> str:
     """Why this service cannot be observed at all; empty when it can."""
     unit, engine = facts["unit"], facts["engine"]
+    if wanted.ready_url and not wanted.ready_url.startswith(("http://", "https://")):
+        return f"debug_probes_ready_url: {wanted.ready_url} is neither http:// nor https://"
     if not unit["loaded"]:
         return f"debug_probes_unit: there is no unit {wanted.unit} on this host"
     if "error" in engine:
@@ -161,10 +163,7 @@ def _untidy(facts: Mapping[str, Any]) -> str:
     if facts["process"]["records"] is not None or facts["installed"]["dropin"] is not None:
         return "the probe is there but its baseline is gone: clean up first (debug-off)"
     if facts["unit"]["active"] != "active" or not facts["unit"]["pid"]:
-        return (
-            f"the service is {facts['unit']['active']}, so there is no running state to come back to: "
-            "start it first"
-        )
+        return f"the service is {facts['unit']['active']}, so there is no running state to come back to: start it first"
     return ""
 
 
@@ -175,9 +174,7 @@ def _no_consent(wanted: Wanted, switch: str) -> str:
     )
 
 
-def _differences(
-    facts: Mapping[str, Any], wanted: Wanted, files: Mapping[str, str], dropin: str
-) -> list[str]:
+def _differences(facts: Mapping[str, Any], wanted: Wanted, files: Mapping[str, str], dropin: str) -> list[str]:
     """What on the host is not as wanted, in the order in which it will be changed."""
     installed, records, unit = facts["installed"], facts["records"], facts["unit"]
     there = installed["files"]

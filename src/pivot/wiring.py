@@ -140,6 +140,7 @@ class Tally:
         return self.compared > 0 and self.exact + self.close == self.compared
 
     def __str__(self) -> str:
+        """``exact in 41 of 41``, and how often close where that happened."""
         kind = f"exact in {self.exact} of {self.compared}"
         return f"{kind}, close in {self.close} more" if self.close else kind
 
@@ -197,11 +198,12 @@ class Slice:
         return always[0] if always else None
 
     def __str__(self) -> str:
+        """The line a person reads about this slice."""
         name = f"fc slice {self.index}"
         if self.layer is not None:
             return f"{name} = {layer_name(self.layer)}, {dict(self.layers)[self.layer]} calls"
         if not self.layers:
-            return f"{name} = no recorded state, in none of {self.calls} calls"
+            return f"{name} = none of the recorded states, in {self.calls} calls"
         seen = "; ".join(f"{layer_name(layer)} {tally.exact + tally.close} times" for layer, tally in self.layers)
         return f"{name} = not always the same state in {self.calls} calls: {seen}"
 
@@ -301,9 +303,7 @@ def _slices(recordings: Sequence[Recording]) -> tuple[Slice, ...]:
                 continue
             aligned = handed.rows == target.rows
             for index, rows in enumerate(handed.slices):
-                found = {
-                    layer: agreement(rows, state, aligned=aligned) for layer, state in target.states.items()
-                }
+                found = {layer: agreement(rows, state, aligned=aligned) for layer, state in target.states.items()}
                 if not aligned and "exact" not in found.values():
                     continue  # a selection of rows that were not recorded
                 calls[index] += 1

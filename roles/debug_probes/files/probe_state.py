@@ -3,7 +3,8 @@
 
 One standard-library file for Python 3.9 and later. The role sends it to look, and installs it beside the state so
 that it also works without a controller: started without arguments it restores what the state beside it describes.
-It prints one JSON object and exits with 0, FAILED or DIFFERENT. No value of an environment variable and no secret-looking line leaves it in clear.
+It prints one JSON object and exits with 0, FAILED or DIFFERENT. No value of an environment variable and no
+secret-looking line leaves it in clear.
 
 Usage: probe_state.py ['{"do": "look" | "begin" | "on" | "restore", ...}']
 """
@@ -18,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -82,7 +82,7 @@ print(json.dumps({
 Json = Dict[str, Any]
 
 
-class Failed(Exception):
+class Failed(Exception):  # noqa: N818 - it is a sentence for a person, not a programming error
     """Something that a person has to know, in one sentence."""
 
 
@@ -146,10 +146,11 @@ def engine(python: str) -> Json:
 
 def tree(package: Path) -> Json:
     """The hash of a source tree: of its sorted "relative path, NUL, hash" lines, without compiled files."""
-    lines = []
-    for path in package.rglob("*"):
-        if "__pycache__" not in path.parts and path.is_file():
-            lines.append(f"{path.relative_to(package)}\0{sha256(path.read_bytes())}\n")
+    lines = [
+        f"{path.relative_to(package)}\0{sha256(path.read_bytes())}\n"
+        for path in package.rglob("*")
+        if "__pycache__" not in path.parts and path.is_file()
+    ]
     return {"files": len(lines), "sha256": sha256("".join(sorted(lines)).encode())}
 
 
@@ -194,7 +195,7 @@ def redacted_lines(text: str, salt: str) -> List[str]:
 def redacted_command(command: List[str], salt: str) -> List[str]:
     """A command line whose secret-looking values are replaced."""
     words = []
-    for before, word in zip(["", *command], command):
+    for before, word in zip(["", *command], command):  # noqa: B905 - Python 3.9
         secret = SECRET.search(word if "=" in word else before if before.startswith("-") else "")
         words.append(hidden(word, salt) if secret else word)
     return words
@@ -225,14 +226,16 @@ def snapshot(settings: Json, salt: str) -> Json:
 
 def differences(before: Json, after: Json) -> List[Json]:
     """What two snapshots disagree in: {"part", "item", "before", "after"}; values as they stand in the snapshots."""
-    found = []
+    found: List[Json] = []
     for part in before:
         one, other = before[part], after.get(part)
         if not isinstance(one, dict) or not isinstance(other, dict):
             one, other = _numbered(one), _numbered(other)
-        for item in sorted({*one, *other}):
-            if one.get(item) != other.get(item):
-                found.append({"part": part, "item": item, "before": one.get(item), "after": other.get(item)})
+        found.extend(
+            {"part": part, "item": item, "before": one.get(item), "after": other.get(item)}
+            for item in sorted({*one, *other})
+            if one.get(item) != other.get(item)
+        )
     return found
 
 
@@ -492,12 +495,14 @@ def _needs_restart(unit: str, state: Optional[Json]) -> bool:
 
 def _wait(url: str, seconds: float) -> None:
     """Until the service answers 200; without a URL `systemctl restart` has waited already."""
+    if not url:
+        return
     end = time.monotonic() + seconds
-    while url:
-        with contextlib.suppress(urllib.error.URLError, OSError):  # not up yet, or up and not ready (503)
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                if answer.status == 200:
-                    return
+    while True:
+        # refused: not up yet; an HTTP error: up and not ready (503)
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the role checks it
+            if answer.status == 200:
+                return
         if time.monotonic() > end:
             raise Failed(f"{url} did not answer 200 within {seconds:.0f} s of the restart")
         time.sleep(1)

@@ -77,7 +77,7 @@ def _capturing() -> bool:
     """True while a CUDA graph is captured or a graph compiled: nothing may be read then."""
     if torch.compiler.is_compiling():
         return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 class Observer:
@@ -263,5 +263,5 @@ def _dtype(state: torch.Tensor) -> str:
 def _rank() -> int:
     """This process's rank, 0 where nothing is distributed."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
+        return int(torch.distributed.get_rank())
     return 0
