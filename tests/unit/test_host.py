@@ -207,3 +207,22 @@ def test_a_node_and_a_container_as_a_whole() -> None:
     assert host.runtime(inside, options, "h") == []
     cuda = host.runtime(inside, {**options, "accelerator": "cuda"}, "h")
     assert [finding.code for finding in cuda] == ["HOST-MEMLOCK", "HOST-DRIVER-MODULE"]
+
+
+def test_listeners() -> None:
+    text = """\
+LISTEN 0 128 0.0.0.0:22 0.0.0.0:* ino:1 sk:1 cgroup:/x <->
+LISTEN 0 2048 10.0.0.1:30000 0.0.0.0:* uid:998 ino:2 sk:2 cgroup:/y <->
+LISTEN 0 128 [::]:30001 [::]:* uid:998 ino:3 sk:3 v6only:0 <->
+LISTEN 0 128 127.0.0.53%lo:53 0.0.0.0:* uid:101 ino:4 sk:4 <->
+"""
+    assert host.parse_listeners(text) == [
+        host.Listener("0.0.0.0", 22, 0),  # noqa: S104 - an address in a report
+        host.Listener("10.0.0.1", 30000, 998),
+        host.Listener("::", 30001, 998),
+        host.Listener("127.0.0.53", 53, 101),
+    ]
+
+
+def test_properties() -> None:
+    assert host.parse_properties("A=b\nC=\nD=e=f\nnothing\n") == {"A": "b", "C": "", "D": "e=f"}

@@ -47,7 +47,7 @@ def test_settings_from_the_environment(probe: Any, monkeypatch: pytest.MonkeyPat
         ("PIVOT_PROBE_ROWS", "0", "PIVOT_PROBE_ROWS=0 is no whole number above 0"),
     ],
 )
-def test_bad_settings_are_one_sentence_in_the_log(  # noqa: PLR0917 - fixtures
+def test_bad_settings_are_one_sentence_in_the_log(
     probe: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -70,7 +70,7 @@ def test_the_launcher_is_left_alone(probe: Any, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("__main__.__spec__", Spec())
     assert probe._is_launcher()
-    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
     assert not probe._is_launcher()
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
     monkeypatch.setattr("__main__.__spec__", None)
@@ -115,9 +115,7 @@ def test_a_volume_that_fills_up_ends_recording_and_nothing_else(
     assert "serving goes on" in caplog.text
 
 
-def test_a_partly_written_line_ends_recording_too(
-    probe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partly_written_line_ends_recording_too(probe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = probe.record.Recorder(probe.record.Settings(tmp_path))
     monkeypatch.setattr(os, "write", lambda _descriptor, data: len(data) // 2)
     assert recorder.write("fc") == 0

@@ -230,7 +230,9 @@ def test_a_selection_of_rows_is_found_among_the_rows_of_the_forward() -> None:
 
 
 def test_a_call_whose_forward_was_lost_is_left_out() -> None:
-    answer = wiring([header(), target(2, [3]), handed("packed", 3, 2, [3]), handed("fc", 4, 2, [3]), handed("fc", 6, 5, [3])])
+    answer = wiring(
+        [header(), target(2, [3]), handed("packed", 3, 2, [3]), handed("fc", 4, 2, [3]), handed("fc", 6, 5, [3])]
+    )
     assert "exact in 1 of 1 calls" in answer.text()
 
 

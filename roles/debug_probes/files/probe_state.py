@@ -193,10 +193,11 @@ def redacted_lines(text: str, salt: str) -> List[str]:
 
 
 def redacted_command(command: List[str], salt: str) -> List[str]:
-    """A command line whose secret-looking values are replaced."""
+    """A command line whose secret-looking values are replaced: of ``--name value`` and of ``--name=value``."""
     words = []
     for before, word in zip(["", *command], command):  # noqa: B905 - Python 3.9
-        secret = SECRET.search(word if "=" in word else before if before.startswith("-") else "")
+        option = before if before.startswith("-") and "=" not in before else ""
+        secret = SECRET.search(word if "=" in word else option)
         words.append(hidden(word, salt) if secret else word)
     return words
 
