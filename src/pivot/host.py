@@ -32,6 +32,35 @@ class Node:
     owner: int = -1
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening TCP socket and the user whose it is."""
+
+    address: str
+    port: int
+    uid: int
+
+
+def parse_listeners(text: str) -> list[Listener]:
+    """Lines of ``ss -H -l -t -n -e``; ss leaves out the uid of root."""
+    found = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) < 5:
+            continue
+        address, _, port = fields[3].rpartition(":")
+        uid = re.search(r"\buid:(\d+)", line)
+        plain = address.strip("[]").partition("%")[0]
+        found.append(Listener(plain, int(port), int(uid.group(1)) if uid else 0))
+    return found
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Names and values of ``systemctl show``."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name: value for name, equals, value in pairs if equals}
+
+
 def parse_stat(lines: Iterable[str]) -> dict[str, Node]:
     """Lines of ``stat -c '%n|%F|%t:%T|%a|%u'`` by path; the owner may be missing. %t and %T are hexadecimal.
 

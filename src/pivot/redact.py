@@ -62,7 +62,9 @@ _TEXT_TOKENS = frozenset(
         "one",
     }
 )
-_PATH_ENDINGS = frozenset({"file", "path", "dir", "directory", "name", "sock", "type", "length"})
+_PATH_ENDINGS = frozenset(
+    {"file", "path", "dir", "directory", "name", "sock", "type", "length", "py", "yml", "yaml", "json", "txt", "log"}
+)
 
 _PAIR = re.compile(
     r"""(?<!\#)(?P<dash>--)?[\d.-]*(?P<name>[A-Za-z_][\w.-]*)

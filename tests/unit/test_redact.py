@@ -172,6 +172,7 @@ def test_values_of_a_configuration_become_known() -> None:
         ("primary_key", ""),
         ("bos_token", ""),
         ("password_file", ""),
+        ("test_secrets.py", ""),
     ],
 )
 def test_names(name: str, kind: str) -> None:
