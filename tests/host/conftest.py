@@ -11,6 +11,7 @@ end of the service's journal is shown. The API key is masked in everything that 
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,7 @@ class Api:
             raise AssertionError(f"{self.base}{path} did not answer from here: {error}") from None
 
 
-def resolve(inventory: str | None, pattern: str, directory: Path) -> Path:
+def resolve(inventory: str, pattern: str, directory: Path) -> Path:
     """An inventory of the hosts with every value resolved, over the roles' defaults.
 
     testinfra reads inventories without resolving templates, addresses among them, and knows no role's defaults.
@@ -98,27 +99,19 @@ def resolve(inventory: str | None, pattern: str, directory: Path) -> Path:
     (directory / "defaults/hosts.yml").write_text("all: {hosts: {}}\n")
     names = json.dumps([*CONNECTION, *WANTED])
     expression = f"{{{{ dict({names} | zip(query('ansible.builtin.vars', *{names}, default='{_UNSET}'))) }}}}"
-    command = ["ansible", "--inventory", str(directory / "defaults/hosts.yml")]
-    command += ["--inventory", inventory] if inventory else []
-    command += ["--module-name", "ansible.builtin.debug", "--args", json.dumps({"msg": expression})]
-    command += ["--tree", str(directory / "answers"), pattern]
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "ANSIBLE_VERBOSITY": "0",
-    }
+    command = ["ansible", "--inventory", str(directory / "defaults/hosts.yml"), "--inventory", inventory]
+    command += ["--module-name", "ansible.builtin.debug", "--args", json.dumps({"msg": expression}), pattern]
+    environment = {**os.environ, "ANSIBLE_VERBOSITY": "0", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    answers = sorted((directory / "answers").glob("*"))
+    answers = re.findall(r"(?ms)^(\S+) \| SUCCESS => (\{.*?^\})", done.stdout)
     if done.returncode or not answers:
-        raise pytest.UsageError(f"the inventory could not be resolved for {pattern}: {done.stderr[-800:]}")
+        raise pytest.UsageError(f"the inventory {inventory} could not be resolved for {pattern}: {done.stderr[-800:]}")
     hosts = {}
-    for answer in answers:
-        values = json.loads(answer.read_text())["msg"]
-        hosts[answer.name] = {name: value for name, value in values.items() if value != _UNSET}
+    for name, answer in answers:
+        values = json.loads(answer)["msg"]
+        hosts[name] = {key: value for key, value in values.items() if value != _UNSET}
         shared = f"-o ControlPath={directory}/ssh-%C"  # one connection for all checks
-        hosts[answer.name]["ansible_ssh_common_args"] = f"{values['ansible_ssh_common_args']} {shared}".removeprefix(
-            _UNSET
-        )
+        hosts[name]["ansible_ssh_common_args"] = f"{values['ansible_ssh_common_args']} {shared}".removeprefix(_UNSET)
     path = directory / "inventory.json"
     path.write_text(json.dumps({"all": {"children": {"checked": {"hosts": hosts}}}}))
     return path
@@ -139,8 +132,11 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = Path(tempfile.mkdtemp(prefix="pivot-verify-"))  # 0700; holds the API key until the run ends
     config.add_cleanup(lambda: clean(directory))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # testinfra calls ansible-inventory
+    # what Ansible's commands answer here holds the API key, and they write all they print into the log of ansible.cfg
+    os.environ["ANSIBLE_LOG_PATH"] = os.devnull
     os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
-    config.option.ansible_inventory = str(resolve(config.option.ansible_inventory, pattern, directory))
+    inventory = config.option.ansible_inventory or os.environ.get("ANSIBLE_INVENTORY") or str(ROOT / "inventory/lab")
+    config.option.ansible_inventory = str(resolve(inventory, pattern, directory))
     config.option.hosts = "ansible://checked"
 
 
