@@ -48,7 +48,7 @@ def release(settings: Mapping[str, Any]) -> dict[str, Any]:
         "digest": wanted.digest,
         "lock_sha256": wanted.lock_sha256,
         "packages": len(wanted.installed),
-        "pip": f"pip-{wanted.installed['pip']}-py3-none-any.whl" if "pip" in wanted.installed else "",
+        "pip": f"pip-{wanted.installed['pip']}-py3-none-any.whl",
         "python": wanted.target.python,
     }
 

@@ -234,6 +234,10 @@ def wanted_release(version: str, accelerator: str, lock: Lock, distributions: Se
     if locked is None or locked.version != version:
         have = "no sglang" if locked is None else f"sglang {locked.version}"
         raise EngineError(f"{lock.source} locks {have}, and version {version} is asked for: pass the lock of {version}")
+    if "pip" not in lock.wheels:
+        raise EngineError(
+            f"{lock.source} locks no pip, which installs the release: add it to the .in file; `make lock`"
+        )
     for wheel in lock.wheels.values():
         if len(wheel.hashes) != 1:
             raise EngineError(f"{lock.source}: {wheel.name} has {len(wheel.hashes)} hashes, one is right; `make lock`")

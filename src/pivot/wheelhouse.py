@@ -39,6 +39,16 @@ DEFAULT_CACHE = Path(".cache/wheelhouse")
 _BUILD_LEFTOVERS = ("__pycache__", "build", "dist")
 _EPOCH = "315532800"  # 1980-01-01, the earliest time a zip file can hold: wheels come out the same every time
 
+# where uv's index is and how it is reached; any other UV_ variable could bend a resolution
+_UV_NETWORK = {
+    "UV_CACHE_DIR",
+    "UV_DEFAULT_INDEX",
+    "UV_HTTP_TIMEOUT",
+    "UV_INDEX_URL",
+    "UV_NATIVE_TLS",
+    "UV_SYSTEM_CERTS",
+}
+
 Report = Callable[[str], None]
 
 
@@ -356,9 +366,7 @@ def _explain(output: str, wheels: Sequence[engine.LockedWheel], target: engine.T
     if "DO NOT MATCH THE HASHES" in output:
         match = re.search(r"^\s+([A-Za-z0-9._-]+)==\S+ from (\S+)", output, re.MULTILINE)
         which = f"{match[1]} from {_without_password(match[2])}" if match else "a wheel"
-        return (
-            f"{which} is not the locked file, its sha256 differs: the source changed, or the lock is stale ({log})"
-        )
+        return f"{which} is not the locked file, its sha256 differs: the source changed, or the lock is stale ({log})"
     return f"pip could not download the wheels: {_without_password(_last_line(output))} (its output: {log})"
 
 
@@ -434,7 +442,7 @@ def _resolve(source: Path, destination: Path, gaps: engine.Gaps, target: engine.
         excludes.write_text("".join(f"{name}\n" for name in gaps.absent), encoding="utf-8")
         overrides.write_text("".join(f"{k}=={v[0]}\n" for k, v in gaps.replaced.items()), encoding="utf-8")
         major, minor = target.glibc
-        command = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-annotate", "--no-header"]
+        command = [uv, "pip", "compile", "--quiet", "--no-config", "--generate-hashes", "--no-annotate", "--no-header"]
         command += ["--only-binary", ":all:", "--python-version", target.python]
         command += ["--python-platform", f"{target.machine}-manylinux_{major}_{minor}"]
         command += ["--excludes", str(excludes), "--overrides", str(overrides), "--output-file", str(out)]
@@ -442,7 +450,8 @@ def _resolve(source: Path, destination: Path, gaps: engine.Gaps, target: engine.
             command += ["--find-links", place]
         for url in pip_setting("index-url")[:1]:
             command += ["--index-url", url]
-        result = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+        bound = {name: value for name, value in os.environ.items() if name[:3] != "UV_" or name in _UV_NETWORK}
+        result = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False, env=bound)
         if result.returncode != 0:
             raise EngineError(
                 f"uv found no solution for {source} (looked in {_sources()}; set {FIND_LINKS} for more):\n"

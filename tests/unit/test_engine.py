@@ -124,9 +124,10 @@ def test_a_lock_of_another_version_is_refused():
         engine.wanted_release("0.5.22", "cpu", lock(), [])
 
 
-def test_a_lock_without_the_engine_is_refused():
-    text = f"# target: python 3.11, x86_64, glibc 2.36\npip==1 --hash=sha256:{A}\n"
-    with pytest.raises(EngineError, match="locks no sglang"):
+@pytest.mark.parametrize("name", ["sglang", "pip"])
+def test_a_lock_without_the_engine_or_its_installer_is_refused(name):
+    text = "\n".join(line for line in LOCK_TEXT.splitlines() if not line.lower().startswith(name))
+    with pytest.raises(EngineError, match=f"locks no {name}"):
         engine.wanted_release("0.5.23", "cpu", lock(text), [])
 
 

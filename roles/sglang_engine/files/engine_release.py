@@ -1,15 +1,74 @@
 """Changes to a host's releases. Run on the host as `python3 -I - '{"verb": …, "root": …, …}'`.
 
-Verbs: finish (a built environment learns its final place), publish (it moves there and becomes current), link
-(an existing release becomes current), remove (releases and their logs). Prints one JSON object, {"error": sentence}
-when something is in the way.
+Verbs: prepare (directories are there, what an interrupted build left is gone), finish (a built environment learns
+its final place), publish (it moves there and becomes current), link (an existing release becomes current), remove
+(releases and their logs). Prints one JSON object, {"error": sentence} when something is in the way.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import stat
 import sys
+import time
+
+GRACE = 10  # seconds that a leftover process gets to end by itself
+
+
+def prepare(arguments):
+    """Make the directories, end what an interrupted build still runs, remove what it left.
+
+    When a play is killed, pip or the compiler goes on here; it must not write into the next attempt.
+    """
+    root = arguments["root"]
+    for path in [root] + [os.path.join(root, name) for name in ("releases", "building", "logs", "incoming")]:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+    os.makedirs(arguments["incoming"], mode=0o755, exist_ok=True)
+    building = os.path.join(root, "building") + os.sep
+    ended = end_processes(building)
+    removed = sorted(os.listdir(building))
+    for name in removed:
+        shutil.rmtree(os.path.join(building, name))
+    if os.path.exists(arguments["log"]):
+        os.unlink(arguments["log"])
+    return {"ended": ended, "removed": removed}
+
+
+def end_processes(path):
+    """End every process that was started with an argument below a path; returns their ids."""
+    found = processes(path)
+    for number in found:
+        send(number, signal.SIGTERM)
+    limit = time.monotonic() + GRACE
+    while processes(path) and time.monotonic() < limit:
+        time.sleep(0.1)
+    for number in processes(path):
+        send(number, signal.SIGKILL)
+    return found
+
+
+def processes(path):
+    """Ids of other processes whose command line has an argument that starts with a path."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open("/proc/%s/cmdline" % name, "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue  # it ended meanwhile
+        if any(word.startswith(os.fsencode(path)) for word in words):
+            found.append(int(name))
+    return found
+
+
+def send(number, what):
+    """Signal a process that may have ended meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(number, what)
 
 
 def finish(arguments):
@@ -94,7 +153,7 @@ def remove(arguments):
 
 def main(arguments):
     """Carry out one verb."""
-    verbs = {"finish": finish, "publish": publish, "link": link, "remove": remove}
+    verbs = {"prepare": prepare, "finish": finish, "publish": publish, "link": link, "remove": remove}
     try:
         result = verbs[arguments["verb"]](arguments)
     except OSError as error:

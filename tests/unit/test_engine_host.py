@@ -1,0 +1,241 @@
+"""The files that the role sends to hosts: what they see, and what they change, in a directory of the test's own."""
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FILES = Path(__file__).parents[2] / "roles" / "sglang_engine" / "files"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, FILES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+state, change = load("engine_state"), load("engine_release")
+
+
+def make_release(path, record=None):
+    """A small environment: one distribution `thing` and the engine's tree."""
+    site = path / "lib" / "python3.11" / "site-packages"
+    info = site / "thing-1.0.dist-info"
+    (site / "sglang" / "__pycache__").mkdir(parents=True)
+    (path / "bin").mkdir()
+    info.mkdir()
+    (path / "bin" / "python").symlink_to(sys.executable)
+    (path / "bin" / "tool").write_text(f"#!{path}/bin/python\n")
+    (path / "pyvenv.cfg").write_text(f"home = /usr/bin\ncommand = python -m venv {path}\n")
+    (site / "sglang" / "a.py").write_text("a = 1\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Thing\nVersion: 1.0\n\nName: not this one\n")
+    (info / "RECORD").write_text(
+        "sglang/a.py,sha256=x,6\nsglang/__pycache__/a.pyc,,\n../../../bin/tool,sha256=x,3\nthing-1.0.dist-info/RECORD,,\n"
+    )
+    if record is not None:
+        (path / "release.json").write_text(json.dumps(record))
+    return site
+
+
+@pytest.fixture
+def root(tmp_path):
+    make_release(tmp_path / "releases" / "one", {"id": "one", "built": "2026-01-01"})
+    (tmp_path / "current").symlink_to("releases/one")
+    return tmp_path
+
+
+def inspect(root, name="one"):
+    return state.inspect(str(root / "releases" / name))
+
+
+def test_a_whole_release_has_no_problems(root):
+    report = inspect(root)
+    assert report["problems"] == []
+    assert report["installed"] == {"Thing": "1.0"}
+    assert report["record"] == {"id": "one", "built": "2026-01-01"}
+
+
+def test_the_tree_hash_is_the_documented_one_and_leaves_bytecode_out(root):
+    tree = root / "releases" / "one" / "lib" / "python3.11" / "site-packages" / "sglang"
+    line = f"a.py\0{hashlib.sha256(b'a = 1' + bytes([10])).hexdigest()}\n"
+    expected = hashlib.sha256(line.encode()).hexdigest()
+    assert inspect(root)["trees"] == {"sglang": expected}
+    (tree / "__pycache__" / "a.pyc").write_bytes(b"x")
+    (tree / "a.py").chmod(0o600)
+    assert state.tree_sha256(str(tree)) == expected
+
+
+@pytest.mark.parametrize("edit", ["content", "added", "removed", "renamed", "linked"])
+def test_the_tree_hash_sees_every_change(root, edit):
+    tree = root / "releases" / "one" / "lib" / "python3.11" / "site-packages" / "sglang"
+    before = state.tree_sha256(str(tree))
+    if edit == "content":
+        (tree / "a.py").write_text("a = 2\n")
+    elif edit == "added":
+        (tree / "b.py").write_text("")
+    elif edit == "removed":
+        (tree / "a.py").unlink()
+    elif edit == "renamed":
+        (tree / "a.py").rename(tree / "b.py")
+    else:
+        (tree / "folder").symlink_to("/usr")
+    assert state.tree_sha256(str(tree)) != before
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("deleted", "Thing: 1 files missing or of another size, e.g. sglang/a.py"),
+        ("grown", "Thing: 1 files missing or of another size, e.g. sglang/a.py"),
+        ("script", "e.g. ../../../bin/tool"),
+        ("metadata", "thing-1.0.dist-info cannot be read"),
+        ("python", "bin/python is missing"),
+        ("site", "it has no site-packages"),
+    ],
+)
+def test_damage_is_found(root, damage, words):
+    path = root / "releases" / "one"
+    site = path / "lib" / "python3.11" / "site-packages"
+    if damage == "deleted":
+        (site / "sglang" / "a.py").unlink()
+    elif damage == "grown":
+        (site / "sglang" / "a.py").write_text("a = 10\n")
+    elif damage == "script":
+        (path / "bin" / "tool").unlink()
+    elif damage == "metadata":
+        (site / "thing-1.0.dist-info" / "METADATA").unlink()
+    elif damage == "python":
+        (path / "bin" / "python").unlink()
+    else:
+        (path / "lib").rename(path / "elsewhere")
+    assert words in "; ".join(inspect(root)["problems"])
+
+
+def run_state(root, **changes):
+    arguments = {"root": str(root), "python": sys.executable, "release": "one"} | changes
+    command = [sys.executable, "-I", "-", json.dumps(arguments)]
+    done = subprocess.run(
+        command, input=(FILES / "engine_state.py").read_text(), capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_the_state_as_the_role_asks_for_it(root):
+    facts = run_state(root)
+    assert facts["current"] == "one"
+    assert facts["releases"] == [{"id": "one", "built": "2026-01-01"}]
+    assert facts["python"]["implementation"] == "cpython"
+    assert facts["python"]["error"] == ""
+    assert facts["free_bytes"] > 0
+    assert facts["release"]["problems"] == []
+
+
+def test_the_state_of_a_fresh_host(tmp_path):
+    facts = run_state(tmp_path / "none", python="/nowhere/python3")
+    assert (facts["current"], facts["releases"], facts["release"]) == (None, [], None)
+    assert facts["python"]["error"] == "it does not exist"
+
+
+def test_a_link_that_leads_elsewhere_is_shown_as_it_is(root):
+    (root / "current").unlink()
+    (root / "current").symlink_to("/srv/other")
+    assert state.current(str(root)) == "/srv/other"
+
+
+def test_a_release_is_in_use_while_a_process_has_one_of_its_files_mapped(root):
+    assert state.in_use(str(root)) == []
+    mapped = root / "releases" / "one" / "data"
+    mapped.write_bytes(bytes(4096))
+    code = "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(mapped)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        found = state.in_use(str(root))
+        process.communicate(b"\n")
+    assert found == ["one"]
+
+
+def test_finish_rewrites_paths_and_modes(tmp_path):
+    staging, final = tmp_path / "building" / "new", tmp_path / "releases" / "new"
+    site = make_release(staging)
+    (staging / "bin" / "binary").write_bytes(b"\0" + os.fsencode(staging))
+    (site / "sglang" / "a.py").chmod(0o640)
+    (staging / "bin" / "tool").chmod(0o770)
+    assert change.finish({"staging": str(staging), "final": str(final)}) == {"rewritten": 2}
+    assert (staging / "bin" / "tool").read_text() == f"#!{final}/bin/python\n"
+    assert str(final) in (staging / "pyvenv.cfg").read_text()
+    assert (staging / "bin" / "binary").read_bytes() == b"\0" + os.fsencode(staging)
+    assert (site / "sglang" / "a.py").stat().st_mode & 0o777 == 0o644
+    assert (staging / "bin" / "tool").stat().st_mode & 0o777 == 0o755
+
+
+def publish(root, name):
+    arguments = {"root": str(root), "id": name, "staging": str(root / "building" / name), "record": {"id": name}}
+    return change.publish(arguments)
+
+
+def test_publish_moves_the_release_and_switches_the_link(root):
+    make_release(root / "building" / "two")
+    assert publish(root, "two") == {"current": "two"}
+    assert (root / "current").readlink() == Path("releases/two")
+    assert json.loads((root / "current" / "release.json").read_text()) == {"id": "two"}
+    assert list((root / "building").iterdir()) == []
+    assert inspect(root)["problems"] == []
+
+
+def test_publish_replaces_a_damaged_release_of_the_same_name(root):
+    make_release(root / "building" / "one")
+    (root / "releases" / "one" / "stale").write_text("x")
+    publish(root, "one")
+    assert not (root / "releases" / "one" / "stale").exists()
+    assert list((root / "building").iterdir()) == []
+
+
+def test_prepare_clears_what_an_interrupted_build_left_and_ends_its_processes(root):
+    leftover = root / "building" / "one"
+    make_release(leftover)
+    (root / "logs").mkdir()
+    (root / "logs" / "one.log").write_text("old")
+    arguments = {"root": str(root), "incoming": str(root / "incoming" / "x"), "log": str(root / "logs" / "one.log")}
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(leftover / "x")]) as process:
+        time.sleep(0.2)
+        result = change.prepare(arguments)
+        assert process.wait(timeout=5) < 0
+    assert result == {"ended": [process.pid], "removed": ["one"]}
+    assert list((root / "building").iterdir()) == []
+    assert (root / "incoming" / "x").is_dir()
+    assert not (root / "logs" / "one.log").exists()
+    assert change.prepare(arguments) == {"ended": [], "removed": []}
+
+
+def test_remove_takes_releases_with_their_logs_and_refuses_paths(root):
+    (root / "logs").mkdir()
+    (root / "logs" / "one.log").write_text("x")
+    assert change.remove({"root": str(root), "ids": ["one"]}) == {"removed": ["one"]}
+    assert not (root / "releases" / "one").exists()
+    assert not (root / "logs" / "one.log").exists()
+    for bad in ("../logs", "", ".."):
+        assert "error" in change.remove({"root": str(root), "ids": [bad]})
+
+
+def test_what_is_in_the_way_is_an_error_in_json(root):
+    command = [sys.executable, "-I", "-", json.dumps({"verb": "remove", "root": str(root), "ids": ["none"]})]
+    done = subprocess.run(
+        command, input=(FILES / "engine_release.py").read_text(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "No such file" in json.loads(done.stdout)["error"]
+
+
+def test_the_files_for_hosts_are_python_3_9():
+    for path in FILES.glob("*.py"):
+        ast.parse(path.read_text(), feature_version=(3, 9))
