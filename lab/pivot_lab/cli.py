@@ -100,11 +100,10 @@ def _run_layer(layout: Layout, args: argparse.Namespace) -> None:
 
 def _dispatch(args: argparse.Namespace) -> int:
     layout = _layout(args)
+    machine.require_root()
     if args.command == "status":
         print(lab.status(layout))
-        return 0
-    machine.require_root()
-    if args.command == "up":
+    elif args.command == "up":
         lab.up(layout)
     elif args.command == "down":
         lab.down(layout)

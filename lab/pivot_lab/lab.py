@@ -24,8 +24,8 @@ _WAITING = "another pivot-lab works on this lab; waiting for it"
 
 @contextlib.contextmanager
 def _exclusively(layout: Layout) -> Iterator[None]:
-    credentials.ensure_directories(layout)
     with locked(layout.dot / "lock", _WAITING):
+        credentials.ensure_directories(layout)
         yield
 
 
@@ -42,24 +42,31 @@ def _settle(layout: Layout) -> dict[str, Any]:
     path = layout.dot / "state.json"
     state = read_json(path)
     wanted = dict(state)
-    if not network.exists(layout.bridge):
-        used = network.used_networks(skip=layout.bridge)
-        current = ipaddress.IPv4Network(state["subnet"]) if "subnet" in state else None
-        if current is None or any(current.overlaps(other) for other in used):
-            if current is not None and Containers(layout).keys():
-                raise LabError(
-                    f"the lab's subnet {current} is now used by something else on this machine and its containers "
-                    "have addresses in it: run `pivot-lab down`, then `pivot-lab up`"
-                )
-            wanted["subnet"] = str(choose_subnet(layout.subnet_candidates(), used))
-    elif "subnet" not in state:
-        network.remove(layout)  # a bridge without a state: the clone's .lab was deleted under a running lab
-        return _settle(layout)
+    standing = network.bridge_network(layout.bridge) if network.exists(layout.bridge) else None
+    if standing is not None:
+        wanted["subnet"] = str(standing)  # also where the clone's .lab was deleted under a running lab
+    else:
+        wanted["subnet"] = str(_free_subnet(layout, state.get("subnet")))
     if "port" not in state:
         wanted["port"] = network.free_port(layout.port_candidates())
     if wanted != state:
         write_json(path, wanted)
     return wanted
+
+
+def _free_subnet(layout: Layout, settled: str | None) -> IPv4Network:
+    """The subnet the lab had, if nothing else uses it now, or a new one if no container has an address in it."""
+    used = network.used_networks(skip=layout.bridge)
+    if settled is not None:
+        current = ipaddress.IPv4Network(settled)
+        if not any(current.overlaps(other) for other in used):
+            return current
+        if Containers(layout).keys():
+            raise LabError(
+                f"the lab's subnet {current} is now used by something else on this machine and its containers "
+                "have addresses in it: run `pivot-lab down`, then `pivot-lab up`"
+            )
+    return choose_subnet(layout.subnet_candidates(), used)
 
 
 def _base(layout: Layout) -> IPv4Network:

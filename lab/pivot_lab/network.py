@@ -59,6 +59,14 @@ def used_networks(skip: str) -> list[IPv4Network]:
     return [network for network in networks if network.prefixlen > 0]
 
 
+def bridge_network(bridge: str) -> IPv4Network | None:
+    """The network of an existing bridge's address, or None where it has no address."""
+    for interface in json.loads(run(["ip", "-json", "-4", "address", "show", "dev", bridge])):
+        for item in interface.get("addr_info", []):
+            return ipaddress.IPv4Network(f"{item['local']}/{item['prefixlen']}", strict=False)
+    return None
+
+
 def free_port(candidates: Iterable[int]) -> int:
     """Return the first candidate that can be bound on 127.0.0.1, or raise a LabError."""
     for port in candidates:
@@ -88,6 +96,9 @@ def ensure(layout: Layout, subnet: IPv4Network) -> None:
     if ipv6.exists():
         ipv6.write_text("1")  # no second way from a container to this machine's services
     run(["ip", "link", "set", bridge, "up"])
+    for path in Path("/sys/class/net").glob(f"v{layout.lab_id}*"):
+        if not (path / "master").exists():  # its container outlived an earlier bridge
+            run(["ip", "link", "set", path.name, "master", bridge])
     if not rules_stand(layout):
         run(["nft", "-f", "-"], stdin=rules(layout))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pivot_lab.errors import LabError
 from pivot_lab.layout import ID_BASE, ID_COUNT, Layout
-from pivot_lab.system import locked, run, step
+from pivot_lab.system import locked, mounts_below, run, step
 
 SUITE = "bookworm"
 VOLUME = "debian-12-pivot-lab_amd64.tar.zst"  # its name on the storage `local`
@@ -75,12 +75,23 @@ def build(layout: Layout) -> None:
             return
         log = layout.cache / "template.log"
         log.unlink(missing_ok=True)
+        for leftover in layout.cache.glob("template-*.building.tar.zst"):
+            leftover.unlink()  # of a build that was killed
         temporary = layout.cache / f"template-{secrets.token_hex(4)}.building.tar.zst"
+        room = layout.machine / "build"  # below the lab, so that `down` removes what a killed build leaves
+        _clear(room)
+        room.mkdir(parents=True)
+        room.chmod(0o755)  # apt's own user works in it
         mirror = os.environ.get("PIVOT_LAB_MIRROR", DEFAULT_MIRROR)
         proxy = {k: v for k, v in os.environ.items() if k.lower() in ("http_proxy", "https_proxy", "no_proxy")}
         try:
             with step(f"building the template (Debian {SUITE} from {mirror})", log):
-                run(["mmdebstrap", *OPTIONS, SUITE, temporary, mirror], log=log, timeout=1800, env=proxy)
+                run(
+                    ["mmdebstrap", *OPTIONS, SUITE, temporary, mirror],
+                    log=log,
+                    timeout=1800,
+                    env=proxy | {"TMPDIR": str(room)},
+                )
             temporary.rename(target)
         except LabError as error:
             raise LabError(
@@ -88,6 +99,15 @@ def build(layout: Layout) -> None:
             ) from None
         finally:
             temporary.unlink(missing_ok=True)
+            _clear(room)
+
+
+def _clear(room: Path) -> None:
+    """Remove a build's directory; what a killed build left mounted in it is taken off first, never emptied."""
+    for point in mounts_below(room):
+        run(["umount", "-l", point])
+    if room.exists():
+        shutil.rmtree(room)
 
 
 def unpack(layout: Layout) -> Path:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
 from pivot_lab.layout import Layout
 
 if TYPE_CHECKING:
@@ -37,7 +36,15 @@ class Lab:
 
     def run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `pivot-lab` for this lab."""
-        command = [sys.executable, "-m", "pivot_lab", "--root", str(self.layout.root), "--cache", str(self.layout.cache)]
+        command = [
+            sys.executable,
+            "-m",
+            "pivot_lab",
+            "--root",
+            str(self.layout.root),
+            "--cache",
+            str(self.layout.cache),
+        ]
         done = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
         if check and done.returncode != 0:
             raise AssertionError(f"pivot-lab {' '.join(args)} failed:\n{done.stdout}{done.stderr}")
