@@ -124,7 +124,8 @@ def plan_off(facts: Mapping[str, Any], wanted: Wanted) -> Plan:
         "the probe in the running service": running,
     }
     changes = tuple(name for name, there in traces.items() if there)
-    restart = running or (bool(changes) and facts["unit"]["active"] == "failed")
+    # a unit on its way up or down may come up with the probe: an interrupted switch may have asked for it
+    restart = running or (bool(changes) and facts["unit"]["active"] not in ("active", "inactive"))
     if restart and not wanted.allow_restart:
         return Plan(refusal=_no_consent(wanted, "off"))
     return Plan(changes=changes, restart=restart)

@@ -221,6 +221,13 @@ def test_a_service_that_died_with_the_probe_is_started_again() -> None:
     assert plan_off(died, wanted()).restart
 
 
+@pytest.mark.parametrize("active", ["activating", "deactivating"])
+def test_a_service_on_its_way_may_come_up_with_the_probe(active: str) -> None:
+    found = facts(state_phase="begun", unit_active=active)
+    assert plan_off(found, wanted()).restart
+    assert "debug_probes_allow_restart is false" in plan_off(found, wanted(allow_restart=False)).refusal
+
+
 def test_differences_are_errors_and_a_lost_baseline_is_a_warning() -> None:
     result = {
         "changed": True,

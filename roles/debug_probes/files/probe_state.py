@@ -452,6 +452,9 @@ def restore(settings: Json) -> Json:
     path = Path(settings["state"])
     state = read_state(path)
     unit = settings["unit"]
+    _settle(unit, float(settings.get("ready_timeout") or 600))
+    if not settings.get("allow_restart", True) and _needs_restart(unit, state):
+        raise Failed(f"{unit} runs with the probe, and debug_probes_allow_restart is false: nothing was changed")
     if state is not None:
         write_state(path, {**state, "phase": "restoring"})
     dropin, root, records = dropin_path(unit), Path(settings["root"]), Path(settings["records"])
@@ -483,6 +486,15 @@ def restore(settings: Json) -> Json:
         "compared": {} if state is None else {part: len(items) for part, items in state["baseline"].items()},
         "differences": found,
     }
+
+
+def _settle(unit: str, seconds: float) -> None:
+    """Until a start or a stop that is under way, perhaps of an interrupted switch, has come to its end."""
+    end = time.monotonic() + seconds
+    while show(unit, ["ActiveState"]).get("ActiveState") in ("activating", "deactivating", "reloading"):
+        if time.monotonic() > end:
+            raise Failed(f"{unit} has been starting or stopping for {seconds:.0f} s: look at it first")
+        time.sleep(0.5)
 
 
 def _needs_restart(unit: str, state: Optional[Json]) -> bool:
