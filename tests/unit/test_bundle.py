@@ -4,8 +4,10 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,20 @@ def test_a_run_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     argument = request(tmp_path)
     argument["rows"] = [{"name": "broken"}]
     assert collect(argument).returncode == 1
+    assert not list(tmp_path.glob("pivot-bundle-*"))
+
+
+def test_a_run_that_loses_its_connection_leaves_nothing_behind(tmp_path: Path) -> None:
+    argument = request(tmp_path)
+    argument["rows"] = [{**argument["rows"][0], "what": ["sleep", "30"]}]
+    argv = [sys.executable, "-I", "-c", bundle.collector(COLLECT.read_text()), json.dumps(argument)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("pivot-bundle-*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        child.send_signal(signal.SIGHUP)
+        assert child.wait(timeout=30) == 1
     assert not list(tmp_path.glob("pivot-bundle-*"))
 
 
