@@ -16,6 +16,8 @@ CONTRACT_KEYS = ("target", "layers", "convention", "source")
 CONVENTIONS = ("input", "output")
 # what fills a null, by key
 FILLS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "driver": lambda *_: "ssh root@NODE cat /proc/driver/nvidia/version",
+    "convention": lambda *_: "read how its training code counts layers, then write convention: input or output",
     "sha256": lambda _, pin: f"sha256sum {pin.get('lock')}",
     "revision": lambda _, pin: f"python -m pivot.weights {pin.get('source')} --repository {pin.get('repository')}",
     "manifest": lambda _, pin: f"python -m pivot.weights {pin.get('source')} --repository {pin.get('repository')}",
@@ -29,6 +31,8 @@ def check(pins: Mapping[str, Any], root: Path, inventory: Path) -> list[Finding]
     relative to. Reads locks and manifests, nothing else.
     """
     findings: list[Finding] = []
+    if "driver" in pins:  # a registry of hosts without GPUs has none
+        findings += _empty("pivot_pins", pins, ("driver",))
     for name, pin in sorted((pins.get("engines") or {}).items()):
         findings += _engine(f"pivot_pins.engines.{name}", pin, root)
     for name, pin in sorted((pins.get("models") or {}).items()):
