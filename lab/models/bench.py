@@ -27,7 +27,7 @@ WIRINGS = [
     serve.Wiring("embedding first", (0, *recipe.AUX_LAYERS[:2])),
     serve.Wiring("ids - 1", tuple(layer - 1 for layer in recipe.AUX_LAYERS)),
 ]
-HEADER = f"{'wiring':<16} {'layer ids':<11} {'accept length':>13} {'of right':>8}  {'per position':<15} {'tok/s':>6}"
+HEADER = f"{'wiring':<16} {'layer ids':<11} {'accept length':>13} {'of right':>8}   {'per position':<15} {'tok/s':>6}"
 
 
 def describe(wiring: serve.Wiring) -> str:
@@ -40,11 +40,11 @@ def describe(wiring: serve.Wiring) -> str:
 def row(outcome: serve.Outcome, right: serve.Outcome | None, equal: str) -> str:
     """One line of the table; `right` is the outcome of the right wiring, if it was run."""
     length, reference = outcome.accept_length, right.accept_length if right else None
-    ratio = f"{length / reference:.2f}" if length and reference else "-"
+    ratio = f"{length / reference:.0%}" if length and reference else "-"
     positions = " ".join(f"{share:.2f}" for share in outcome.per_position) or "-"
     return (
         f"{outcome.wiring.name:<16} {describe(outcome.wiring):<11} {f'{length:.3f}' if length else '-':>13} "
-        f"{ratio:>8}  {positions:<15} {outcome.tokens_per_second:>6.1f}  {equal}"
+        f"{ratio:>8}   {positions:<15} {outcome.tokens_per_second:>6.1f}  {equal}"
     )
 
 
@@ -109,6 +109,7 @@ def bench(arguments: argparse.Namespace, scratch: Path) -> bool:
 def main() -> int:
     """Command line entry."""
     arguments = parse()
+    serve.end_on_terminate()
     with tempfile.TemporaryDirectory() as temporary:
         try:
             return 0 if bench(arguments, Path(temporary)) else 1

@@ -147,6 +147,16 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def end_on_terminate() -> None:
+    """Let SIGTERM and SIGINT end this program as an exception, so that `serving` stops its server."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+
+
 @contextlib.contextmanager
 def serving(line: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[float]:
     """Run the command until the block ends; yields the seconds it took to become ready."""
