@@ -42,8 +42,8 @@ def pivot_probe_plan(
 
 
 def pivot_probe_restored(result: Mapping[str, Any], host: str) -> str:
-    """What the restore's proof found, rendered; empty when everything is as before."""
-    return findings.render(probe.restore_findings(result, host))
+    """What the restore's proof found, rendered; or, when everything is as before, what was compared."""
+    return findings.render(probe.restore_findings(result, host)) or probe.restore_text(result)
 
 
 class FilterModule:

@@ -278,5 +278,13 @@ def restore_findings(result: Mapping[str, Any], host: str) -> list[Finding]:
     ]
 
 
+def restore_text(result: Mapping[str, Any]) -> str:
+    """What was compared, for a restore without findings."""
+    if not result.get("baseline"):
+        return "nothing of the probe was left"
+    parts = ", ".join(f"{part} ({count})" for part, count in result["compared"].items())
+    return f"equal to the baseline of {result['baseline']}: {parts}"
+
+
 def _shown(value: object) -> str:
     return "absent" if value is None else repr(value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pivot.findings import Severity
-from pivot.probe import Plan, Wanted, payload, plan_off, plan_on, restore_findings, version_tuple
+from pivot.probe import Plan, Wanted, payload, plan_off, plan_on, restore_findings, restore_text, version_tuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = {"pivot_probe/__init__.py": "x = 1\n"}
@@ -240,6 +240,15 @@ def test_differences_are_errors_and_a_lost_baseline_is_a_warning() -> None:
     assert restore_findings({**result, "differences": []}, "gpu1") == []
     [lost] = restore_findings({"changed": True, "baseline": None, "differences": []}, "gpu1")
     assert (lost.code, lost.severity) == ("PROBE-NO-BASELINE", Severity.WARNING)
+
+
+def test_a_restore_without_findings_says_what_was_compared() -> None:
+    compared = {"unit": 20, "environment": 9}
+    result = {"changed": True, "baseline": "2025-01-02T03:04:05Z", "differences": [], "compared": compared}
+    assert restore_text(result) == "equal to the baseline of 2025-01-02T03:04:05Z: unit (20), environment (9)"
+    nothing = {"changed": False, "baseline": None, "differences": [], "compared": {}}
+    assert restore_findings(nothing, "gpu1") == []
+    assert restore_text(nothing) == "nothing of the probe was left"
 
 
 def test_the_payload_is_a_distribution_that_an_entry_point_finds(tmp_path: Path) -> None:

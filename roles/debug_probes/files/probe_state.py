@@ -10,6 +10,7 @@ Usage: probe_state.py ['{"do": "look" | "begin" | "on" | "restore", ...}']
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,13 +22,14 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 FORMAT = 1
 # exit codes: a sentence stands in the output; the restored service differs from the baseline
 FAILED, DIFFERENT = 3, 4
 DROPIN = "50-pivot-probe.conf"
 SCRIPT = "restore.py"
+LOCK = Path("/run/pivot-probe.lock")
 # systemd gives these anew at every start: they tell nothing about the configuration
 PER_START = {
     "INVOCATION_ID",
@@ -452,6 +454,8 @@ def restore(settings: Json) -> Json:
     path = Path(settings["state"])
     state = read_state(path)
     unit = settings["unit"]
+    if not _traces(settings):
+        return {"changed": False, "restarted": False, "baseline": None, "compared": {}, "differences": []}
     _settle(unit, float(settings.get("ready_timeout") or 600))
     if not settings.get("allow_restart", True) and _needs_restart(unit, state):
         raise Failed(f"{unit} runs with the probe, and debug_probes_allow_restart is false: nothing was changed")
@@ -486,6 +490,14 @@ def restore(settings: Json) -> Json:
         "compared": {} if state is None else {part: len(items) for part, items in state["baseline"].items()},
         "differences": found,
     }
+
+
+def _traces(settings: Json) -> bool:
+    """Whether anything of the probe is left; another restore may have ended while this one waited for the lock."""
+    left = (Path(settings["state"]), Path(settings["root"]), dropin_path(settings["unit"]))
+    pid = int(show(settings["unit"], ["MainPID"]).get("MainPID", "0"))
+    script = Path(settings["state"]).with_name(SCRIPT)
+    return any(path.exists() for path in (*left, script)) or "PIVOT_PROBE_DIR" in process_environment(pid)
 
 
 def _settle(unit: str, seconds: float) -> None:
@@ -527,6 +539,17 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
+@contextlib.contextmanager
+def alone(verb: str) -> Iterator[None]:
+    """Only one switch at a time on this host: one that lost its controller may still be at work. Looking needs none."""
+    if verb == "look":
+        yield
+        return
+    with LOCK.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> int:
     """Do what the argument asks; without one, restore what the state beside this file describes."""
     verbs = {"look": look, "begin": begin, "on": switched_on, "restore": restore}
@@ -539,7 +562,8 @@ def main() -> int:
                 print(json.dumps({"changed": False}))
                 return 0
             settings = {**state["settings"], "do": "restore"}
-        result = verbs[settings["do"]](settings)
+        with alone(settings["do"]):
+            result = verbs[settings["do"]](settings)
     except Failed as error:
         print(json.dumps({"failed": str(error)}))
         return FAILED
