@@ -51,8 +51,8 @@ class ActionModule(ActionBase):
                 except AnsibleError as error:
                     messages.append(f"{name} cannot be worked out: {error.message}")
             # what is missing is reported by the role that needs it: not every host is given every role
-            optional = {name: {**option, "required": False} for name, option in options.items()}
-            messages += ArgumentSpecValidator(optional).validate(values).error_messages
+            given = {name: {**options[name], "required": False, "default": None} for name in values}
+            messages += ArgumentSpecValidator(given).validate(values).error_messages
             found += inventory.type_findings(subject, messages, options, place)
         return found
 

@@ -41,9 +41,13 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def release(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Id and digest of the wanted release, and what a person wants to know about it."""
-    wanted = _release(settings)
+    """Id and digest of the wanted release, and what installing it needs; error is why there is none, or empty."""
+    try:
+        wanted = _release(settings)
+    except engine.EngineError as error:
+        return {"error": str(error)}
     return {
+        "error": "",
         "id": wanted.id,
         "digest": wanted.digest,
         "lock_sha256": wanted.lock_sha256,

@@ -64,10 +64,10 @@ def unknown_variables(
 
 def type_findings(subject: str, messages: Iterable[str], variables: Iterable[str], inventory: Path) -> list[Finding]:
     """What Ansible's own validator says about a role's arguments, with the place where each was set."""
-    known = sorted(variables, key=len, reverse=True)
+    known = set(variables)
     findings = []
     for message in messages:
-        name = next((name for name in known if re.search(rf"\b{re.escape(name)}\b", message)), None)
+        name = next((word for word in re.findall(r"\w+", message) if word in known), None)
         place = f" (set in {where_set(name, inventory)})" if name else ""
         fix = "give it the type or one of the values that the message names" if name else "set it"
         findings.append(Finding("VAR-TYPE", Severity.ERROR, subject, f"{message}{place}", fix))

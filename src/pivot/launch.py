@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from pivot.findings import Finding, Severity
 
 # SGLang's --config reader refuses these although they are ordinary flags (read from 0.5.23's merger)
@@ -82,11 +80,11 @@ def config_mapping(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def config_text(flags: Mapping[str, Any]) -> str:
     """The body of launch.yaml, one flag a line; mappings become the JSON text that SGLang parses."""
-    values = {
-        name: json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
-        for name, value in config_mapping(flags).items()
-    }
-    return yaml.safe_dump(values, default_flow_style=False, width=10**6, allow_unicode=True) if values else ""
+    lines = []
+    for name, value in config_mapping(flags).items():
+        text = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+        lines.append(f"{name}: {json.dumps(text, ensure_ascii=False)}\n")  # JSON is YAML
+    return "".join(lines)
 
 
 def argv(python: str, config: str, flags: Mapping[str, Any]) -> list[str]:

@@ -123,8 +123,9 @@ def extend_attention(  # noqa: PLR0913, PLR0917 - SGLang's signature
             slots = req_to_token[request, :prefix].long()
             new_keys = k_extend[fresh].reshape(new, -1, q_extend.shape[-1])
             new_values = v_extend[fresh].reshape(new, -1, o_extend.shape[-1])
-            keys = torch.cat([k_buffer[slots].to(new_keys.dtype), new_keys])
-            values = torch.cat([v_buffer[slots].to(new_values.dtype), new_values])
+            # without a prefix the cache may hold other shapes: MLA keeps latents there and attends to full heads
+            keys = torch.cat([k_buffer[slots].to(new_keys.dtype), new_keys]) if prefix else new_keys
+            values = torch.cat([v_buffer[slots].to(new_values.dtype), new_values]) if prefix else new_values
         visible: Tensor | None = None
         if tree_mask is not None:
             block = tree_mask.view(-1)[tree_offset : tree_offset + new * new].view(new, new).bool()
