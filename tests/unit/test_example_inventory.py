@@ -1,0 +1,467 @@
+"""inventory/example: a real cluster that nobody here has. What it says is checked as far as that goes without one.
+
+A copy of the project without a lab and with a vault of its own is what a person has on day one.
+"""
+
+import copy
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
+from pivot import inventory, launch, pins
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "inventory/example"
+FILES = sorted(EXAMPLE.rglob("*.yml"))
+PINS = yaml.safe_load((EXAMPLE / "group_vars/all/pins.yml").read_text())["pivot_pins"]
+NCCL = yaml.safe_load((EXAMPLE / "group_vars/inference/nccl.yml").read_text())
+LOCK = ROOT / "requirements/engine/cuda-py312.lock"
+SPECS = inventory.role_specs(ROOT / "roles")
+VAULT = {"vault_proxmox_password": "made-up-pass", "vault_sglang_api_key": "made-up-key"}
+
+TARGET = "pivot_pins.models.kimi-k2.5"
+DRAFTER = "pivot_pins.models.kimi-k2.5-eagle3"
+MAKE_TARGET = "python -m pivot.weights /srv/models/moonshotai/Kimi-K2.5 --repository moonshotai/Kimi-K2.5"
+MAKE_DRAFTER = "python -m pivot.weights /srv/models/AQ-MedAI/Kimi-K25-eagle3 --repository AQ-MedAI/Kimi-K25-eagle3"
+# (what, where, and the command or the words that fill it)
+UNKNOWN = [
+    ("pivot_pins", "driver is not known yet", "ssh root@NODE cat /proc/driver/nvidia/version"),
+    (TARGET, "revision is not known yet", MAKE_TARGET),
+    (TARGET, "manifest is not known yet", MAKE_TARGET),
+    (DRAFTER, "revision is not known yet", MAKE_DRAFTER),
+    (DRAFTER, "manifest is not known yet", MAKE_DRAFTER),
+    (
+        f"{DRAFTER}.contract",
+        "convention is not known yet",
+        "read how its training code counts layers, then write convention: input or output",
+    ),
+]
+
+RENDER = """
+- name: What the hosts would get
+  hosts: inference
+  connection: local
+  gather_facts: false
+  vars:
+    sglang_server_templates: "{{ pivot_root }}/templates"
+    __sglang_server_state: {engine: {python: /opt/sglang/releases/x/bin/python}}
+  tasks:
+    - name: The role's own check, and its variables for this play
+      ansible.builtin.include_role: {name: sglang_server, tasks_from: preflight.yml, public: true}
+    - name: The environment of each profile
+      ansible.builtin.set_fact:
+        text: "{{ lookup('ansible.builtin.template', sglang_server_templates ~ '/environment.j2') }}"
+      loop: "{{ nccl_profiles | list }}"
+      loop_control: {loop_var: nccl_profile}
+      register: environments
+    - name: Write all of it
+      ansible.builtin.copy:
+        dest: "{{ out }}/{{ inventory_hostname }}.json"
+        content: "{{ texts | to_json }}"
+        mode: "0600"
+      vars:
+        profiles: "{{ environments.results | map(attribute='nccl_profile') }}"
+        texts:
+          launch: "{{ __sglang_server_launch_text }}"
+          service: "{{ lookup('ansible.builtin.template', sglang_server_templates ~ '/sglang.service.j2') }}"
+          firewall: "{{ lookup('ansible.builtin.template', sglang_server_templates ~ '/firewall.nft.j2') }}"
+          drafter: "{{ __sglang_server_drafter_text }}"
+          environment: "{{ dict(profiles | zip(environments.results | map(attribute='ansible_facts.text'))) }}"
+          variables: "{{ dict(names | zip(q('ansible.builtin.vars', *names))) }}"
+"""
+
+
+class Checkout:
+    """A copy of the project, its lab never up, with inventory/mine and a vault that has a password of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self.root, self.mine = place / "pivot", place / "pivot/inventory/mine"
+        for name in ("playbooks", "plugins", "roles", "templates", "requirements", "lab/vault-password", "ansible.cfg"):
+            self._copy(name)
+        self._copy("deploy.yml")
+        shutil.copytree(EXAMPLE, self.mine)
+        (self.root / "artifacts").mkdir()
+        (place / ".ssh").mkdir()
+        (place / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA operator\n")
+        (place / "vault-password").write_text("a password of this cluster\n")
+        self.environment = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(place),
+            "LC_ALL": "C.UTF-8",
+            "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"),
+            "ANSIBLE_VAULT_PASSWORD_FILE": str(place / "vault-password"),
+        }
+
+    def _copy(self, name: str) -> None:
+        source, target = ROOT / name, self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target)
+
+    def run(self, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=self.root, env=environment or self.environment, capture_output=True, text=True, check=False
+        )
+
+    def play(self, playbook: str, **variables: object) -> subprocess.CompletedProcess[str]:
+        return self.run("ansible-playbook", "-i", "inventory/mine", playbook, "-e", json.dumps(variables))
+
+    def make_vault(self) -> None:
+        plain = self.mine / "group_vars/all/vault.yml"
+        plain.write_text(yaml.safe_dump(VAULT))
+        done = self.run("ansible-vault", "encrypt", str(plain))
+        assert done.returncode == 0, done.stderr
+        assert plain.read_text().startswith("$ANSIBLE_VAULT;")
+
+    def fill(self) -> None:
+        """The nulls filled, with values of this test alone."""
+        path = self.mine / "group_vars/all/pins.yml"
+        text = path.read_text()
+        for name, repository in (
+            ("kimi-k2.5", "moonshotai/Kimi-K2.5"),
+            ("kimi-k2.5-eagle3", "AQ-MedAI/Kimi-K25-eagle3"),
+        ):
+            head, tail = text.split(f"repository: {repository}", 1)
+            tail = tail.replace("revision: null", "revision: made-up", 1)
+            tail = tail.replace("manifest: null", f"manifest: manifests/{name}.json", 1)
+            text = f"{head}repository: {repository}{tail}"
+            (self.mine / "manifests").mkdir(exist_ok=True)
+            manifest = {"format": 1, "repository": repository, "revision": "made-up", "safetensors": {}}
+            manifest["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in ("config.json", "model.safetensors")}
+            manifest["config"] = {"eagle_config": {"use_aux_hidden_state": True}}
+            (self.mine / f"manifests/{name}.json").write_text(json.dumps(manifest))
+        text = text.replace("driver: null", "driver: 999.99.99").replace("convention: null", "convention: output")
+        assert yaml.safe_load(text)["pivot_pins"] != PINS
+        path.write_text(text)
+
+    def trust(self) -> None:
+        """What docs/day-one.md puts beside the inventory."""
+        (self.mine / "trust").mkdir()
+        (self.mine / "trust/known_hosts").write_text("pve1.example.org ssh-ed25519 AAAA\n")
+        (self.mine / "trust/pve-root-ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory):
+    checkout = Checkout(tmp_path_factory.mktemp("untouched"))
+    checkout.make_vault()
+    return checkout
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    checkout = Checkout(tmp_path_factory.mktemp("filled"))
+    checkout.make_vault()
+    checkout.fill()
+    checkout.trust()
+    return checkout
+
+
+def names_set():
+    """The variables that the inventory sets, by file."""
+    return {name: path for path in FILES if path.name != "hosts.yml" for name in yaml.safe_load(path.read_text())}
+
+
+@pytest.fixture(scope="module")
+def rendered(filled):
+    """Every file that the two hosts would get, the environment by profile, and the values of all role variables."""
+    (filled.root / "render.yml").write_text(RENDER)
+    out = filled.root / "out"
+    out.mkdir()
+    known = {option for options in SPECS.values() for option in options}
+    names = sorted({*names_set(), "proxmox_container_vmid", "proxmox_container_node"} & known)
+    done = filled.play("render.yml", names=names, out=str(out), ansible_python_interpreter=sys.executable)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {path.stem: json.loads(path.read_text()) for path in out.iterdir()}
+
+
+def report(text):
+    """Findings as a terminal shows them: (code, subject, message, fix), those of several hosts once."""
+    pattern = r"^ *(?:\[ERROR\].* )?ERROR +([A-Z-]+)  ([^:\n]+): ([^\n]+)\n +fix: ([^\n]+)"
+    return sorted(set(re.findall(pattern, text, re.MULTILINE)))
+
+
+# What is not known is null, and refused
+
+
+def test_every_null_is_found_and_nothing_else():
+    found = pins.check(PINS, ROOT, EXAMPLE)
+    assert [(item.subject, item.message, item.fix) for item in found] == UNKNOWN
+    assert {item.code for item in found} == {"PIN-NULL"}
+
+
+def test_the_command_that_fills_it_stands_beside_the_null():
+    text = (EXAMPLE / "group_vars/all/pins.yml").read_text()
+    nulls = [line for line in text.splitlines() if re.search(r":\s*null\b", line)]
+    assert len(nulls) == len(UNKNOWN)
+    for command in (MAKE_TARGET, MAKE_DRAFTER):
+        assert f"revision: null  # {command}\n" in text
+    assert "driver: null  # ssh root@pve1.example.org cat /proc/driver/nvidia/version" in text
+
+
+def test_nothing_is_invented():
+    """No hash, revision or secret is in use but the lock's own checksum."""
+    lock = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    for path in [*FILES, EXAMPLE / "group_vars/all/vault.yml.example"]:
+        code = "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in path.read_text().splitlines())
+        assert set(re.findall(r"\b[0-9a-f]{32,}\b", code)) <= {lock}, path
+    secrets = yaml.safe_load((EXAMPLE / "group_vars/all/vault.yml.example").read_text())
+    assert secrets == dict.fromkeys(VAULT)
+
+
+def test_preflight_refuses_the_nulls_on_a_fresh_checkout(untouched):
+    done = untouched.play("playbooks/preflight.yml")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert report(done.stdout + done.stderr) == sorted(("PIN-NULL", *item) for item in UNKNOWN)
+
+
+def test_preflight_passes_when_they_are_filled(filled):
+    done = filled.play("playbooks/preflight.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert report(done.stdout + done.stderr) == []
+
+
+def test_preflight_sees_what_an_operator_gets_wrong_at_once(filled):
+    done = filled.play(
+        "playbooks/preflight.yml",
+        server_environment={"OMP_NUM_THREADS": 8},
+        sglang_server_prot=1,
+        proxmox_container_memory="768G",
+        proxmox_container_vmid=9001,
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode == 2, text
+    assert {item[0] for item in report(text)} == {"ENV-TYPE", "VAR-UNKNOWN", "VAR-TYPE", "HOST-COLLISION"}
+    for words in ('OMP_NUM_THREADS: "8"', "did you mean sglang_server_port?", "the vmid 9001 is given to 2 hosts"):
+        assert words in text
+    assert "Traceback" not in text
+
+
+def test_an_unknown_profile_names_the_known_ones(filled):
+    done = filled.play("playbooks/preflight.yml", nccl_profile="fast")
+    assert done.returncode == 2
+    assert "nccl_profile: write latency, throughput or fallback" in done.stdout + done.stderr
+
+
+# The whole story reads it, without a lab
+
+
+@pytest.mark.parametrize("vault", [True, False])
+def test_the_story_is_understood_without_a_lab(filled, vault):
+    assert not (filled.root / ".lab").exists()
+    environment = dict(filled.environment)
+    password = environment.pop("ANSIBLE_VAULT_PASSWORD_FILE")
+    words = ["ansible-playbook", "deploy.yml", "--syntax-check", "-i"]
+    words += ["inventory/mine", "--vault-password-file", password] if vault else [str(EXAMPLE)]
+    done = filled.run(*words, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "playbook: deploy.yml" in done.stdout
+
+
+def test_the_vault_is_closed_to_the_labs_password(filled):
+    environment = {k: v for k, v in filled.environment.items() if k != "ANSIBLE_VAULT_PASSWORD_FILE"}
+    done = filled.run("ansible-playbook", "-i", "inventory/mine", "playbooks/preflight.yml", environment=environment)
+    assert done.returncode != 0
+    assert "made-up-pass" not in done.stdout + done.stderr
+
+
+# Values
+
+
+def test_addresses_and_names_are_those_for_documentation():
+    text = "\n".join(path.read_text() for path in FILES)
+    addresses = set(re.findall(r"\b\d{1,3}(?:\.\d{1,3}){3}\b", text))
+    assert addresses
+    network = ipaddress.ip_network("192.0.2.0/24")
+    assert all(ipaddress.ip_address(address) in network for address in addresses)
+    hosts = yaml.safe_load((EXAMPLE / "hosts.yml").read_text())["all"]["children"]
+    assert [host["ansible_host"] for host in hosts["proxmox"]["hosts"].values()] == [
+        "pve1.example.org",
+        "pve2.example.org",
+    ]
+
+
+def unexplained(text, depth):
+    """Lines that set something, down to an indentation, with no comment above, beside or (for a mapping) inside.
+
+    Lines that follow each other without a break share the comment above the first.
+    """
+    lines, found = text.splitlines(), []
+    for number, line in enumerate(lines):
+        match = re.match(r"( *)[\w.-]+:(?=\s|$)", line)
+        if not match or len(match[1]) > depth or "#" in line:
+            continue
+        above = number - 1
+        while re.match(rf"{match[1]}[\w.-]+:\s", lines[above]):
+            above -= 1
+        inside = lines[number + 1].strip() if number + 1 < len(lines) else ""
+        if not lines[above].strip().startswith("#") and not inside.startswith("#"):
+            found.append(line.strip())
+    return found
+
+
+def test_every_value_is_explained_where_it_stands():
+    depths = {"nccl.yml": 4, "server.yml": 2}
+    for path in FILES:
+        if path.name not in ("hosts.yml", "pins.yml"):
+            assert unexplained(path.read_text(), depths.get(path.name, 0)) == [], path
+
+
+def test_a_value_without_a_reason_is_seen():
+    assert unexplained("---\n# why\na: 1\nb: 2\n\nc: 3\nd: 4 # why\n", 0) == ["c: 3"]
+    assert unexplained("---\na:\n  # why\n  b: 1\n\n  c: 2\n", 2) == ["c: 2"]
+
+
+def test_profiles_hold_strings_and_fit_the_flags():
+    flags = yaml.safe_load((EXAMPLE / "group_vars/inference/server.yml").read_text())["sglang_server_launch"]
+    assert NCCL["nccl_profile"] in NCCL["nccl_profiles"]
+    assert set(NCCL["nccl_profiles"]) == {"latency", "throughput", "fallback"}
+    for name, profile in NCCL["nccl_profiles"].items():
+        assert launch.check(name, flags, profile) == []
+        assert all(isinstance(value, str) for value in profile.values()), name
+        # with peer access off in NCCL alone, SGLang's own all-reduce would still use it
+        assert profile.get("NCCL_P2P_DISABLE") != "1" or flags["disable-custom-all-reduce"] is True
+        # an integer level means different things in different versions
+        assert not profile.get("NCCL_P2P_LEVEL", "").isdigit()
+    broken = copy.deepcopy(NCCL["nccl_profiles"]["latency"]) | {"NCCL_IB_DISABLE": True}
+    assert [item.code for item in launch.check("x", flags, broken)] == ["ENV-TYPE"]
+
+
+def test_the_engine_is_the_locked_one():
+    (engine,) = PINS["engines"].values()
+    assert engine["sha256"] == hashlib.sha256(LOCK.read_bytes()).hexdigest(), (
+        "sha256sum requirements/engine/cuda-py312.lock"
+    )
+    assert (engine["accelerator"], engine["python"], engine["version"]) == ("cuda", "3.12", "0.5.23")
+
+
+def test_every_role_variable_has_its_type_and_no_required_one_is_missing(rendered):
+    for host in ("llm01", "llm02"):
+        values = rendered[host]["variables"]
+        for role, options in SPECS.items():
+            own = {name: values[name] for name in options if name in values}
+            required = {name for name, option in options.items() if option.get("required")}
+            assert required <= own.keys(), role
+            given = {name: {**options[name], "default": None} for name in own}
+            assert ArgumentSpecValidator(given).validate(own).error_messages == [], role
+    assert inventory.unknown_variables("example", names_set(), SPECS, EXAMPLE) == []
+
+
+def test_containers_get_eight_cards_and_nothing_unneeded(rendered):
+    hosts = [rendered[host]["variables"] for host in ("llm01", "llm02")]
+    for values in hosts:
+        paths = [device.split(",")[0] for device in values["proxmox_container_devices"]]
+        cards = [f"/dev/nvidia{number}" for number in range(8)]
+        assert paths == [*cards, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+        assert all(re.fullmatch(r"[^,]+,mode=0[0-7]{3}", device) for device in values["proxmox_container_devices"])
+        assert values["proxmox_container_api_user"] == "root@pam"
+        assert values["proxmox_container_api_password"] == "made-up-pass"
+        assert values["proxmox_container_ssh_public_keys"] == ["ssh-ed25519 AAAA operator"]
+        assert values["gpu_runtime_driver"] == "999.99.99"
+    assert [values["proxmox_container_api_host"] for values in hosts] == ["pve1.example.org", "pve2.example.org"]
+    assert [values["proxmox_host_node"] for values in hosts] == ["pve1", "pve2"]
+    assert [values["proxmox_container_net0"] for values in hosts] == [
+        "name=eth0,bridge=vmbr0,ip=192.0.2.11/24,gw=192.0.2.1,firewall=1",
+        "name=eth0,bridge=vmbr0,ip=192.0.2.12/24,gw=192.0.2.1,firewall=1",
+    ]
+
+
+def test_launch_yaml_of_a_host(rendered):
+    text = rendered["llm02"]["launch"]
+    assert yaml.safe_load(text) == {
+        "model-path": "/models/moonshotai/Kimi-K2.5/made-up",
+        "speculative-draft-model-path": yaml.safe_load(text)["speculative-draft-model-path"],
+        "host": "192.0.2.12",
+        "port": 30000,
+        "api-key": "made-up-key",
+        "nccl-port": 30001,
+        "served-model-name": "kimi-k2.5",
+        "trust-remote-code": True,
+        "tp-size": 8,
+        "attention-backend": "flashinfer",
+        "speculative-draft-attention-backend": "flashinfer",
+        "mem-fraction-static": 0.85,
+        "kv-cache-dtype": "bf16",
+        "context-length": 131072,
+        "chunked-prefill-size": 8192,
+        "max-running-requests": 16,
+        "cuda-graph-max-bs-decode": 16,
+        "disable-custom-all-reduce": True,
+        # JSON in a string, booleans as booleans: SGLang refuses "true"
+        "model-loader-extra-config": '{"enable_multithread_load": true, "num_threads": 16}',
+        "watchdog-timeout": 1200,
+        "enable-metrics": True,
+        "tool-call-parser": "kimi_k2",
+        "reasoning-parser": "kimi_k2",
+        "speculative-algorithm": "EAGLE3",
+        "speculative-num-steps": 3,
+        "speculative-eagle-topk": 1,
+        "speculative-num-draft-tokens": 4,
+        "speculative-draft-model-quantization": "unquant",
+    }
+    assert re.fullmatch(r"/etc/sglang/drafter/[0-9a-f]{12}", yaml.safe_load(text)["speculative-draft-model-path"])
+
+
+@pytest.mark.parametrize(
+    ("profile", "own"),
+    [
+        (
+            "latency",
+            [
+                'NCCL_ALLOC_P2P_NET_LL_BUFFERS="1"',
+                'NCCL_IB_DISABLE="1"',
+                'NCCL_MIN_NCHANNELS="8"',
+                'NCCL_P2P_LEVEL="SYS"',
+                'NCCL_PROTO="LL"',
+            ],
+        ),
+        (
+            "throughput",
+            ['NCCL_BUFFSIZE="67108864"', 'NCCL_MAX_NCHANNELS="64"', 'NCCL_MIN_NCHANNELS="32"', 'NCCL_P2P_DISABLE="1"'],
+        ),
+        ("fallback", ['NCCL_CUMEM_ENABLE="0"', 'NCCL_P2P_DISABLE="1"']),
+    ],
+)
+def test_environment_by_profile(rendered, profile, own):
+    common = ["HF_HUB_OFFLINE", "OMP_NUM_THREADS", "SGLANG_ENABLE_JIT_DEEPGEMM", "TRANSFORMERS_OFFLINE"]
+    values = dict(zip(common, ("1", "8", "0", "1"), strict=True)) | {"NCCL_DEBUG": "WARN"}
+    lines = [
+        line for line in rendered["llm01"]["environment"][profile].splitlines() if line and not line.startswith("#")
+    ]
+    assert lines == sorted([*own, *(f'{name}="{value}"' for name, value in values.items())])
+
+
+def test_the_rendezvous_port_is_closed_to_others(rendered):
+    assert 'iifname != "lo" tcp dport 30001 counter drop' in rendered["llm01"]["firewall"]
+
+
+def test_the_unit_waits_long_and_restarts_rarely(rendered):
+    text = rendered["llm01"]["service"]
+    settings = dict(line.split("=", 1) for line in text.splitlines() if re.match(r"\w+=", line))
+    assert settings["TimeoutStartSec"] == "3610"
+    assert settings["TimeoutStopSec"] == "180"
+    assert (settings["StartLimitBurst"], settings["StartLimitIntervalSec"]) == ("3", "14400")
+    assert int(settings["StartLimitBurst"]) * int(settings["TimeoutStartSec"]) < int(settings["StartLimitIntervalSec"])
+    assert settings["KillMode"] != "process"
+    # a GPU server needs its devices
+    assert "PrivateDevices=yes" not in text
+    assert "%h" not in text
+
+
+def test_the_drafter_gets_layer_inputs(rendered):
+    """The registry of the filled copy says that 2, 30, 58 are outputs: as inputs they are one more."""
+    config = json.loads(rendered["llm01"]["drafter"])
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [3, 31, 59]
+    assert config["eagle_config"]["use_aux_hidden_state"] is True
