@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pivot_lab.errors import LabError
 from pivot_lab.layout import ID_BASE, ID_COUNT, Layout
-from pivot_lab.system import ENVIRONMENT, mounted, mounts_below, read_json, run, write, write_json
+from pivot_lab.system import ENVIRONMENT, mounted, mounts_below, read_json, remove_tree, run, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -349,7 +349,7 @@ class Containers:
         if home.exists():
             gone = home.with_name(f".gone-{secrets.token_hex(4)}")
             home.rename(gone)  # its name is free at once, and a half removed tree is no container
-            shutil.rmtree(gone)
+            remove_tree(gone)
 
     def execute(self, key: str, argv: Sequence[str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Run a command in a running container as its root, with a clean environment."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from pivot_lab import credentials, daemon, machine, network, node, template
 from pivot_lab.containers import Containers
 from pivot_lab.errors import LabError
 from pivot_lab.layout import GUESTS, NODE, NODE_HOST, IPv4Network, Layout, choose_subnet, host
-from pivot_lab.system import locked, mounts_below, read_json, run, say, step, write, write_json
+from pivot_lab.system import locked, mounts_below, read_json, remove_tree, run, say, step, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,12 +164,11 @@ def down(layout: Layout) -> None:
         for point in mounts_below(layout.machine):
             run(["umount", "-l", point])
         network.remove(layout)
-        if layout.machine.exists():
-            shutil.rmtree(layout.machine)
+        remove_tree(layout.machine)
         layout.inventory_vars.unlink(missing_ok=True)
         layout.inventory_vault.unlink(missing_ok=True)
         machine.revoke_ids_if_last()
-        shutil.rmtree(layout.dot)
+        remove_tree(layout.dot)
 
 
 def status(layout: Layout) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from pivot_lab.containers import Containers, Identity, Nic, Spec
 from pivot_lab.credentials import ensure_ssh_key
 from pivot_lab.errors import LabError
 from pivot_lab.layout import SCRATCH_HOSTS, IPv4Network, Layout, check_name, host
-from pivot_lab.system import locked, read_json, write, write_json
+from pivot_lab.system import locked, read_json, remove_tree, write, write_json
 
 _WAITING = "another pivot-lab holds the list of scratch containers; waiting for it"
 
@@ -153,5 +152,4 @@ class Scratch:
         for name, data in self.layers().items():
             if tree in data["lowers"]:
                 raise LabError(f"the layer {layer!r} is used by the layer {name!r}: drop that first")
-        if home.exists():
-            shutil.rmtree(home)
+        remove_tree(home)

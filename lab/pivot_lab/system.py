@@ -156,6 +156,11 @@ def step(what: str, log: Path | None = None, interval: float = 10) -> Iterator[N
         reminder.join()
 
 
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all it holds, except what is mounted in it (that is a LabError)."""
+    run(["rm", "-rf", "--one-file-system", "--", path])
+
+
 def start_time(pid: int) -> str | None:
     """When a process started, in clock ticks since boot; None if there is none. Tells a reused pid apart."""
     try:

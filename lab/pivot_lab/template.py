@@ -8,11 +8,12 @@ import os
 import platform
 import secrets
 import shutil
+import time
 from pathlib import Path
 
 from pivot_lab.errors import LabError
 from pivot_lab.layout import ID_BASE, ID_COUNT, Layout
-from pivot_lab.system import locked, mounts_below, run, step
+from pivot_lab.system import locked, mounts_below, remove_tree, run, step
 
 SUITE = "bookworm"
 VOLUME = "debian-12-pivot-lab_amd64.tar.zst"  # its name on the storage `local`
@@ -43,6 +44,13 @@ OPTIONS = (
     '--customize-hook=rm -f "$1"/etc/ssh/ssh_host_* "$1/etc/machine-id" "$1/etc/hostname" "$1/etc/resolv.conf"',
     '--customize-hook=: > "$1/etc/machine-id"',
 )
+
+
+# The build and everything it starts end with this process, however it ends, and its mounts are its own.
+CONTAINED = (
+    "setpriv", "--pdeathsig", "KILL",
+    "unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "--",
+)  # fmt: skip
 
 
 def recipe_id() -> str:
@@ -87,7 +95,7 @@ def build(layout: Layout) -> None:
         try:
             with step(f"building the template (Debian {SUITE} from {mirror})", log):
                 run(
-                    ["mmdebstrap", *OPTIONS, SUITE, temporary, mirror],
+                    [*CONTAINED, "mmdebstrap", *OPTIONS, SUITE, temporary, mirror],
                     log=log,
                     timeout=1800,
                     env=proxy | {"TMPDIR": str(room)},
@@ -106,8 +114,15 @@ def _clear(room: Path) -> None:
     """Remove a build's directory; what a killed build left mounted in it is taken off first, never emptied."""
     for point in mounts_below(room):
         run(["umount", "-l", point])
-    if room.exists():
-        shutil.rmtree(room)
+    for attempt in range(50):
+        try:
+            remove_tree(room)
+        except LabError:  # a killed build's last processes may still be going
+            if attempt == 49:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def unpack(layout: Layout) -> Path:
@@ -118,7 +133,7 @@ def unpack(layout: Layout) -> Path:
     build(layout)
     temporary = layout.trees / f"{target.name}.{secrets.token_hex(4)}.tmp"
     for leftover in layout.trees.glob("*.tmp"):
-        shutil.rmtree(leftover)
+        remove_tree(leftover)
     temporary.mkdir(parents=True)
     temporary.chmod(0o755)
     os.chown(temporary, ID_BASE, ID_BASE)
