@@ -252,6 +252,24 @@ def check_attention(seed: int) -> None:
         slots = table[rows[request], :length].long()
         _close("extend_attention", output[part], _reference(query[part], keys[slots], values[slots], visible))
     check_decode(batch, heads, (keys, values), (table, rows, lengths), window)
+    check_latent_cache(new, heads, groups)
+
+
+def check_latent_cache(new: Tensor, heads: int, groups: int) -> None:
+    """A prompt without a cached prefix, as MLA sends it: full heads come along, the cache holds latents of other shape."""
+    batch, total = new.shape[0], int(new.sum())
+    query, keys, values = torch.randn(total, heads, 12), torch.randn(total, groups, 12), torch.randn(total, groups, 8)
+    output = torch.zeros(total, heads, 8)
+    latents = torch.randn(40, 1, 20)
+    starts = torch.cumsum(new, 0) - new
+    torch.ops.sgl_kernel.extend_attention_cpu(
+        query, keys, values, output, latents, latents[..., :16], 1.0, 1.0, torch.zeros(batch, 40, dtype=torch.int32),
+        torch.arange(batch), new, new, starts, int(new.max()), 0.3, 0.0, False, 0, None, None, None, True,
+    )  # fmt: skip
+    for start, count in zip(starts.tolist(), new.tolist(), strict=True):
+        part = slice(start, start + count)
+        visible = torch.ones(count, count, dtype=torch.bool).tril()
+        _close("extend_attention of a prompt", output[part], _reference(query[part], keys[part], values[part], visible))
 
 
 def check_decode(

@@ -58,12 +58,14 @@ def release(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan(
-    state: Mapping[str, Any], settings: Mapping[str, Any], subject: str, keep: int, free_gib: float
+    state: Mapping[str, Any], settings: Mapping[str, Any], subject: str, keep: int | str, free_gib: float | str
 ) -> dict[str, Any]:
     """What to do on a host, from what files/engine_state.py printed there; findings only matter for an installation."""
     wanted = _release(settings)
-    made = engine.plan(wanted, state, keep)
-    problems = engine.host_findings(wanted, state, subject, int(free_gib * 2**30)) if made.action == "install" else []
+    made = engine.plan(wanted, state, int(keep))  # extra variables of the command line are texts
+    problems = (
+        engine.host_findings(wanted, state, subject, int(float(free_gib) * 2**30)) if made.action == "install" else []
+    )
     return {
         "id": wanted.id,
         "action": made.action,
