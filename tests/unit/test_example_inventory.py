@@ -208,7 +208,7 @@ def test_the_command_that_fills_it_stands_above_each_null():
         "driver": ["ssh root@pve1.example.org cat /proc/driver/nvidia/version"],
         "revision": ["hf download moonshotai/Kimi-K2.5 --rev", "hf download AQ-MedAI/Kimi-K25-eagle3 --rev"],
         "manifest": [MAKE_TARGET, MAKE_DRAFTER],
-        "convention": ["Read how its training code numbers"],
+        "convention": ["Read how its training code"],
     }
     for number, line in enumerate(lines):
         if line.endswith(": null"):
