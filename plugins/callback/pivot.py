@@ -1,11 +1,15 @@
 """Progress of long tasks while they run, and a summary at the end."""
 
+import logging
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from ansible import constants
 from ansible.plugins.callback import CallbackBase
+from ansible.utils import display as ansible_display
 
 from pivot import report
 
@@ -15,8 +19,17 @@ type: aggregate
 short_description: Progress of long tasks, and a summary at the end
 description:
   - A task that takes longer than ten seconds says so, with the elapsed time and the log file.
+  - Everything that is printed also goes into the log file. Ansible's own I(log_path) would do that too, but also for
+    C(ansible-inventory --list), which prints the vault's secrets.
   - At the end, what the roles reported in C(pivot_summary), the seconds of every play and the next commands.
 requirements: [enable in ansible.cfg]
+options:
+  log:
+    description: The log file, readable by its owner alone; empty for none.
+    type: path
+    default: "{{CWD}}/artifacts/ansible.log"
+    env: [{name: PIVOT_LOG}]
+    ini: [{section: pivot, key: log}]
 """
 
 FIRST, EVERY = 10.0, 20.0
@@ -36,6 +49,22 @@ class CallbackModule(CallbackBase):
         self._phases: list[tuple[str, float]] = []
         self._play: tuple[str, float] | None = None
         self._done = threading.Event()
+        self._log: str | None = None
+
+    def set_options(self, task_keys: Any = None, var_options: Any = None, direct: Any = None) -> None:
+        """Open the log as soon as its name is known."""
+        super().set_options(task_keys=task_keys, var_options=var_options, direct=direct)
+        path = self.get_option("log")
+        if path and ansible_display.logger is None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+            handler = logging.FileHandler(path)
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+            logger = logging.getLogger("ansible")
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+            ansible_display.logger = logger
+            self._log = str(Path(path))
 
     def _end_play(self) -> None:
         if self._play:
@@ -63,7 +92,7 @@ class CallbackModule(CallbackBase):
             begin, pause = time.monotonic(), FIRST
             while not done.wait(pause):
                 elapsed = report.duration(time.monotonic() - begin)
-                log = f", log: {constants.DEFAULT_LOG_PATH}" if constants.DEFAULT_LOG_PATH else ""
+                log = f", log: {self._log}" if self._log else ""
                 self._display.display(f"  … {name}: {elapsed}{log}", color=constants.COLOR_DEBUG)
                 pause = EVERY
 
@@ -79,6 +108,6 @@ class CallbackModule(CallbackBase):
         """Say how it ended."""
         self._done.set()
         self._end_play()
-        text = report.summary(self._hosts, self._phases, constants.DEFAULT_LOG_PATH)
+        text = report.summary(self._hosts, self._phases, self._log)
         if text:
             self._display.display("\n" + text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -119,9 +118,10 @@ def environment_text(environment: Mapping[str, str]) -> str:
 
 def drafter_config(config: Mapping[str, Any], layer_ids: Sequence[int] | None) -> str:
     """The drafter's config.json with the layer ids where SGLang reads them; None keeps the drafter's own."""
-    rendered = copy.deepcopy(dict(config))
+    rendered = dict(config)
     if layer_ids is not None:
-        rendered.setdefault("eagle_config", {})["eagle_aux_hidden_state_layer_ids"] = [int(i) for i in layer_ids]
+        ids = {"eagle_aux_hidden_state_layer_ids": [int(i) for i in layer_ids]}
+        rendered["eagle_config"] = {**rendered.get("eagle_config", {}), **ids}
     return json.dumps(rendered, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
