@@ -256,7 +256,7 @@ def check_attention(seed: int) -> None:
 
 
 def check_latent_cache(new: Tensor, heads: int, groups: int) -> None:
-    """A prompt without a cached prefix, as MLA sends it: full heads come along, the cache holds latents of other shape."""
+    """A prompt without a cached prefix, as MLA sends it: full heads come along, the cache holds latents."""
     batch, total = new.shape[0], int(new.sum())
     query, keys, values = torch.randn(total, heads, 12), torch.randn(total, groups, 12), torch.randn(total, groups, 8)
     output = torch.zeros(total, heads, 8)

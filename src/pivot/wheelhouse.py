@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import email.parser
 import fcntl
+import fnmatch
 import hashlib
 import json
 import os
@@ -36,7 +37,7 @@ from pivot.engine import EngineError
 FORMAT = 1
 FIND_LINKS = "PIVOT_FIND_LINKS"
 DEFAULT_CACHE = Path(".cache/wheelhouse")
-_BUILD_LEFTOVERS = ("__pycache__", "build", "dist")
+_NOT_SHIPPED = ("__pycache__", "build", "dist", "tests")
 _EPOCH = "315532800"  # 1980-01-01, the earliest time a zip file can hold: wheels come out the same every time
 
 # where uv's index is and how it is reached; any other UV_ variable could bend a resolution
@@ -92,16 +93,23 @@ def read_distribution(directory: Path) -> engine.Distribution:
 
 
 def source_files(directory: Path) -> list[str]:
-    """What belongs to a local distribution: every file except hidden ones and what building leaves behind."""
+    """What a local distribution is built from: not hidden files, what building leaves behind, tests and check_*.py.
+
+    A changed check must not make a new release of the engine.
+    """
     found: list[str] = []
     for parent, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not _ignored(name)]
-        found += [(Path(parent) / name).relative_to(directory).as_posix() for name in names if not name.startswith(".")]
+        found += [
+            (Path(parent) / name).relative_to(directory).as_posix()
+            for name in names
+            if not name.startswith(".") and not fnmatch.fnmatch(name, "check_*.py")
+        ]
     return sorted(found)
 
 
 def _ignored(folder: str) -> bool:
-    return folder in _BUILD_LEFTOVERS or folder.startswith(".") or folder.endswith(".egg-info")
+    return folder in _NOT_SHIPPED or folder.startswith(".") or folder.endswith(".egg-info")
 
 
 def gaps_path(lock: Path) -> Path:

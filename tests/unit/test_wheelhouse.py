@@ -193,7 +193,7 @@ def test_a_local_distribution_is_part_of_wheelhouse_and_requirements(place):
     assert manifest["files"][wheel.name]["source_tree"] == wheelhouse.read_distribution(place / "local-thing").tree
 
 
-def test_the_source_decides_about_the_digest_and_leftovers_do_not(place):
+def test_the_source_decides_about_the_digest_and_leftovers_and_tests_do_not(place):
     source = distribution(place)
     before = wheelhouse.read_distribution(source)
     (source / "__pycache__").mkdir()
@@ -201,6 +201,9 @@ def test_the_source_decides_about_the_digest_and_leftovers_do_not(place):
     (source / "local_thing.egg-info").mkdir()
     (source / "local_thing.egg-info" / "PKG-INFO").write_text("x")
     (source / ".hidden").write_text("x")
+    (source / "check_it.py").write_text("x")
+    (source / "tests").mkdir()
+    (source / "tests" / "test_it.py").write_text("x")
     assert wheelhouse.read_distribution(source) == before
     assert wheelhouse.read_distribution(distribution(place, body="x = 2\n")).tree != before.tree
 
