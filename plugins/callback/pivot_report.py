@@ -14,7 +14,7 @@ from ansible.utils import display as ansible_display
 from pivot import report
 
 DOCUMENTATION = """
-name: pivot
+name: pivot_report
 type: aggregate
 short_description: Progress of long tasks, and a summary at the end
 description:
@@ -40,7 +40,7 @@ class CallbackModule(CallbackBase):
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
-    CALLBACK_NAME = "pivot"
+    CALLBACK_NAME = "pivot_report"
     CALLBACK_NEEDS_ENABLED = True
 
     def __init__(self) -> None:
