@@ -9,6 +9,7 @@ from plain decoding.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import tempfile
@@ -57,6 +58,7 @@ def figures(outcome: serve.Outcome, equal: str) -> dict[str, Any]:
         "per_position": [round(share, 3) for share in outcome.per_position],
         "tokens_per_second": round(outcome.tokens_per_second, 1),
         "start_seconds": round(outcome.start_seconds, 1),
+        "load_average": round(os.getloadavg()[0], 1),
         "equals_recorded_plain_output": equal,
     }
 

@@ -12,6 +12,7 @@ import platform
 import random
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import recipe
@@ -95,7 +96,7 @@ def main() -> None:
         },
     )
     work.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, object] = {"python": platform.python_version(), "split": "by file, sha256(name) % 20 == 0"}
+    figures: dict[str, Any] = {"python": platform.python_version(), "split": "by file, sha256(name) % 20 == 0"}
     for part, chosen in (("train", train), ("held", held)):
         tokens = encode(tokenizer, chosen)
         np.save(work / f"{part}.npy", tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,8 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def update_figures(section: str, data: object, path: Path = FIGURES) -> None:
-    """Replace one section of figures.json and keep the others."""
+def update_figures(section: str, data: dict[str, Any], path: Path = FIGURES) -> None:
+    """Replace one section of figures.json, which names the script that measured it, and keep the others."""
     figures = read_json(path) if path.exists() else {"format": 1}
-    figures[section] = data
+    figures[section] = {"written_by": Path(sys.argv[0]).name, **data}
     write_json(path, figures)

@@ -2,7 +2,7 @@
 
 Reads step 1's --work and step 2's target; writes lab/models/drafter. Most of the training text is what the target
 itself writes (greedy), because that is what is served; three draft steps are unrolled in training ("training-time
-test"). About six minutes on two idle cores.
+test").
 """
 
 from __future__ import annotations

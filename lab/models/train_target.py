@@ -1,7 +1,6 @@
 """Step 2: the target. A small DeepSeek-V3 text model (MLA, MoE) trained with transformers, published as Kimi-K2.5.
 
-Reads step 1's --work; writes model.safetensors, config.json and the processor files to lab/models/target. About eight
-minutes on two idle cores.
+Reads step 1's --work; writes model.safetensors, config.json and the processor files to lab/models/target.
 """
 
 from __future__ import annotations
