@@ -46,9 +46,12 @@ def running(layout: Layout) -> int | None:
 
 def answers(layout: Layout, port: int) -> bool:
     """Whether the API answers over TLS with this lab's certificate (401: nobody is logged in here)."""
-    context = ssl.create_default_context(cafile=str(layout.ca))
+    direct = urllib.request.build_opener(  # a proxy of the environment is not for loopback
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(layout.ca))),
+    )
     try:
-        with urllib.request.urlopen(f"https://127.0.0.1:{port}/api2/json/version", timeout=5, context=context):
+        with direct.open(f"https://127.0.0.1:{port}/api2/json/version", timeout=5):
             return False  # an API that answers without a login is not ours
     except urllib.error.HTTPError as error:
         return error.code == 401
@@ -64,12 +67,12 @@ def start(layout: Layout, port: int) -> None:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=environment, start_new_session=True
         )
+    write_json(_pidfile(layout), {"pid": process.pid, "started": start_time(process.pid)})  # before any interruption
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise LabError(f"the API daemon ended with status {process.returncode} at its start; see {layout.api_log}")
         if answers(layout, port):
-            write_json(_pidfile(layout), {"pid": process.pid, "started": start_time(process.pid)})
             return
         time.sleep(0.1)
     process.kill()

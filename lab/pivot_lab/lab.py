@@ -176,7 +176,7 @@ def status(layout: Layout) -> str:
     state = read_json(layout.dot / "state.json")
     rows = [("clone", str(layout.root)), ("id", layout.lab_id)]
     if not state:
-        return "\n".join(f"{name:<12}{value}" for name, value in [*rows, ("lab", "not up")])
+        return _table([*rows, ("lab", "not up")])
     port = state.get("port", 0)
     containers = Containers(layout)
     rows += [
@@ -190,4 +190,9 @@ def status(layout: Layout) -> str:
     for key in containers.keys():  # noqa: SIM118  # a method, not a mapping
         pid = containers.pid(key)
         rows.append((key, f"running (pid {pid})" if pid else "stopped"))
-    return "\n".join(f"{name:<12}{value}" for name, value in rows)
+    return _table(rows)
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _value in rows) + 2
+    return "\n".join(f"{name:<{width}}{value}" for name, value in rows)

@@ -423,6 +423,20 @@ def test_no_link_in_a_container_leads_a_write_out_of_it(tmp_path: Path) -> None:
     assert (outside / "hosts").read_text() == "mine"
 
 
+def test_containers_outlive_their_bridge(lab: Any) -> None:
+    made = json.loads(lab.run("scratch", "up", "stays").stdout)
+    known = Path(made["known_hosts"])
+    subprocess.run(["ip", "link", "del", lab.layout.bridge], check=True)
+    lab.run("up")
+    assert lab.ssh(made["address"], "hostname", known).stdout == "stays\n"
+    for path in (lab.layout.dot / "state.json", lab.layout.secrets, lab.layout.ca):
+        path.unlink()  # as where someone cleans the clone under a running lab
+    lab.run("up")
+    assert lab.ssh(made["address"], "hostname", known).stdout == "stays\n"
+    assert Api(lab).root.version.get()["version"] == "9.2.11"
+    lab.run("scratch", "down", "stays")
+
+
 # ---------------------------------------------------------------- down
 
 
@@ -481,17 +495,3 @@ def test_a_half_made_lab_is_finished_or_removed(lab: Any) -> None:
     assert "is damaged" in lab.run("up", check=False).stderr
     lab.run("down")
     assert traces(lab) == []
-
-
-def test_containers_outlive_their_bridge(lab: Any) -> None:
-    made = json.loads(lab.run("scratch", "up", "stays").stdout)
-    known = Path(made["known_hosts"])
-    subprocess.run(["ip", "link", "del", lab.layout.bridge], check=True)
-    lab.run("up")
-    assert lab.ssh(made["address"], "hostname", known).stdout == "stays\n"
-    for path in (lab.layout.dot / "state.json", lab.layout.secrets, lab.layout.ca):
-        path.unlink()  # as where someone cleans the clone under a running lab
-    lab.run("up")
-    assert lab.ssh(made["address"], "hostname", known).stdout == "stays\n"
-    assert Api(lab).root.version.get()["version"] == "9.2.11"
-    lab.run("down")
