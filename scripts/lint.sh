@@ -7,6 +7,8 @@ step() { printf '\n== %s\n' "$*"; "$@" || status=1; }
 step ruff check .
 step ruff format --check .
 step mypy src probe/src lab/pivot_lab
+step mypy lab/kernels/src
+step mypy lab/models/serve.py lab/models/bench.py
 step mypy plugins/*/*.py
 step yamllint --strict .
 step ansible-lint

@@ -17,7 +17,6 @@ from pivot_lab.system import locked, mounts_below, remove_tree, run, step
 
 SUITE = "bookworm"
 VOLUME = "debian-12-pivot-lab_amd64.tar.zst"  # its name on the storage `local`
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
 PACKAGES = (
     "systemd", "systemd-sysv", "dbus",  # what makes it a machine
     "openssh-server", "rsync",  # how the controller reaches it
@@ -90,12 +89,12 @@ def build(layout: Layout) -> None:
         _clear(room)
         room.mkdir(parents=True)
         room.chmod(0o755)  # apt's own user works in it
-        mirror = os.environ.get("PIVOT_LAB_MIRROR", DEFAULT_MIRROR)
+        mirror = [given] if (given := os.environ.get("PIVOT_LAB_MIRROR")) else []  # else mmdebstrap's own default
         proxy = {k: v for k, v in os.environ.items() if k.lower() in ("http_proxy", "https_proxy", "no_proxy")}
         try:
-            with step(f"building the template (Debian {SUITE} from {mirror})", log):
+            with step(f"building the template (Debian {SUITE})", log):
                 run(
-                    [*CONTAINED, "mmdebstrap", *OPTIONS, SUITE, temporary, mirror],
+                    [*CONTAINED, "mmdebstrap", *OPTIONS, SUITE, temporary, *mirror],
                     log=log,
                     timeout=1800,
                     env=proxy | {"TMPDIR": str(room)},
@@ -103,7 +102,7 @@ def build(layout: Layout) -> None:
             temporary.rename(target)
         except LabError as error:
             raise LabError(
-                f"the template could not be built ({error}); is {mirror} reachable? PIVOT_LAB_MIRROR names another"
+                f"the template could not be built ({error}); is Debian's mirror reachable? PIVOT_LAB_MIRROR names another"
             ) from None
         finally:
             temporary.unlink(missing_ok=True)

@@ -11,9 +11,9 @@ from ansible.errors import AnsibleFilterError
 from pivot import findings, probe, wiring
 
 
-def pivot_wiring(directory: str, expected: Sequence[int] | None = None) -> dict[str, Any]:
+def pivot_wiring(directory: str, expected: Sequence[int] | None = None, since: str = "") -> dict[str, Any]:
     """The records in a directory of the controller → the answer as plain values (`Wiring.as_dict`)."""
-    return wiring.analyse(wiring.read(Path(directory)), expected).as_dict()
+    return wiring.analyse(wiring.read(Path(directory), since), expected).as_dict()
 
 
 def pivot_layer_inputs(layers: Sequence[int], convention: str) -> list[int]:

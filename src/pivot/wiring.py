@@ -71,11 +71,16 @@ class Recording:
     cut_off: bool = False
 
 
-def read(directory: Path) -> list[Recording]:
-    """The recordings in a directory, in the order of their names, which is the order of their starts."""
+def read(directory: Path, since: str = "") -> list[Recording]:
+    """The recordings in a directory, in the order of their names, which is the order of their starts.
+
+    since: UTC time as ``2026-11-29T17:04:27Z``; recordings of earlier starts are left out.
+    """
+    first = since.replace("-", "").replace(":", "")
     return [
         parse(path.name, path.read_text(encoding="utf-8", errors="replace"))
         for path in sorted(directory.glob(f"*{SUFFIX}"))
+        if path.name >= first
     ]
 
 

@@ -265,3 +265,10 @@ def test_a_directory_is_read_by_name_and_the_answer_is_plain(tmp_path: Path) -> 
     assert json.loads(json.dumps(plain)) == plain
     assert plain["layers"] == [3, 4]
     assert plain["capture"] == [3, 4]
+
+
+def test_records_of_earlier_starts_can_be_left_out(tmp_path: Path) -> None:
+    for name in ("20261129T170427Z-7.jsonl", "20261129T170526Z-8.jsonl"):
+        (tmp_path / name).write_text(json.dumps(header()) + "\n")
+    assert [recording.name for recording in read(tmp_path, "2026-11-29T17:05:00Z")] == ["20261129T170526Z-8.jsonl"]
+    assert len(read(tmp_path)) == 2

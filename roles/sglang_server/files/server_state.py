@@ -141,8 +141,10 @@ def main():
     except KeyError:
         user = False
     drop_ins = [pathlib.Path(path).name for path in unit.get("DropInPaths", "").split()]
+    found = engine(given["python"])
     result = {
-        "engine": engine(given["python"]),
+        "engine": found,
+        "release": digest(pathlib.Path(found["python"] or given["python"]).parent.parent / "release.json"),
         "user": user,
         "files": {path: digest(path) for path in given["files"]},
         "modes": {path: mode(path) for path in given["modes"]},

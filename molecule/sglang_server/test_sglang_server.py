@@ -1,0 +1,84 @@
+"""The service on a real container: who runs it, how it is confined, what it shows, and that it serves."""
+
+import json
+import re
+import socket
+from typing import Any
+
+import pytest
+
+KEY = "molecule-not-a-secret"
+
+
+@pytest.fixture
+def service(host: Any) -> Any:
+    unit = host.service("llm")
+    assert unit.is_running, host.run("journalctl -u llm -n 60 --no-pager").stdout
+    return unit
+
+
+@pytest.fixture
+def pid(host: Any, service: Any) -> str:
+    return host.check_output("systemctl show llm -P MainPID")
+
+
+def test_it_runs_as_its_own_user_and_at_boot(host: Any, service: Any, pid: str) -> None:
+    assert service.is_enabled
+    assert host.check_output(f"ps -o user= -p {pid}") == "llm"
+    assert host.user("llm").shell == "/usr/sbin/nologin"
+
+
+def test_the_launch_configuration_is_readable_by_root_and_the_service_alone(host: Any, service: Any) -> None:
+    file = host.file("/etc/llm/launch.yaml")
+    assert (file.user, file.group, file.mode) == ("root", "llm", 0o640)
+    assert "max-running-requests: 4" in file.content_string
+
+
+def test_the_key_is_in_no_command_line_environment_or_unit(host: Any, pid: str) -> None:
+    seen = host.check_output("cat /proc/[0-9]*/cmdline | tr '\\0' ' '; systemctl cat llm; systemctl show llm")
+    seen += host.check_output(f"cat /proc/{pid}/environ")
+    assert KEY not in seen
+
+
+def test_the_layer_ids_stand_in_a_view_and_the_weights_are_links(host: Any, service: Any) -> None:
+    (view,) = host.check_output("ls -d /etc/llm/drafter/*").split()
+    config = json.loads(host.file(f"{view}/config.json").content_string)
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [3, 5, 7]
+    assert host.file(f"{view}/model.safetensors").linked_to == "/srv/llm/drafter/model.safetensors"
+    assert view in host.file("/etc/llm/launch.yaml").content_string
+
+
+def test_the_sandbox_is_tight(host: Any, service: Any) -> None:
+    last = host.run("systemd-analyze security llm.service --no-pager").stdout.splitlines()[-1]
+    exposure = float(re.search(r"(\d+\.\d+)", last).group(1))
+    assert exposure <= 2.0, last
+
+
+def test_only_the_api_can_be_reached_from_elsewhere(host: Any, service: Any) -> None:
+    address = host.check_output("hostname -I").split()[0]
+    listening = host.check_output("ss -Hltn")
+    assert f"{address}:31000" in listening
+    assert ":31001" in listening, "the rendezvous port moved: the firewall rule protects nothing"
+    with socket.create_connection((address, 31000), timeout=5):
+        pass
+    with pytest.raises(OSError, match="timed out"):
+        socket.create_connection((address, 31001), timeout=2)
+
+
+def test_other_open_ports_are_local(host: Any, service: Any) -> None:
+    address = host.check_output("hostname -I").split()[0]
+    ports = {int(line.split()[3].rsplit(":", 1)[1]) for line in host.check_output("ss -Hltn").splitlines()}
+    reachable = set()
+    for port in ports - {22, 31000}:
+        try:
+            socket.create_connection((address, port), timeout=1).close()
+            reachable.add(port)
+        except OSError:
+            continue
+    assert reachable == set()
+
+
+def test_it_was_started_with_what_lies_on_disk(host: Any, service: Any) -> None:
+    started = json.loads(host.file("/run/llm/started.json").content_string)
+    for path in ("/etc/llm/launch.yaml", "/etc/llm/environment", "/etc/systemd/system/llm.service"):
+        assert started[path] == host.file(path).sha256sum
