@@ -487,9 +487,14 @@ def restore(settings: Json) -> Json:
         "changed": True,
         "restarted": restarted,
         "baseline": None if state is None else state["since"],
-        "compared": {} if state is None else {part: len(items) for part, items in state["baseline"].items()},
+        "compared": {} if state is None else {part: _size(items) for part, items in state["baseline"].items()},
         "differences": found,
     }
+
+
+def _size(items: Any) -> int:
+    """How many things a part of the baseline holds: files of the engine, otherwise lines or names."""
+    return int(items["files"]) if "files" in items else len(items)
 
 
 def _traces(settings: Json) -> bool:
