@@ -102,7 +102,7 @@ def build(layout: Layout) -> None:
             temporary.rename(target)
         except LabError as error:
             raise LabError(
-                f"the template could not be built ({error}); is Debian's mirror reachable? PIVOT_LAB_MIRROR names another"
+                f"the template could not be built ({error}); is Debian's mirror reachable? Another: PIVOT_LAB_MIRROR"
             ) from None
         finally:
             temporary.unlink(missing_ok=True)
