@@ -72,9 +72,11 @@ class Controller:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._count = 0
+        self.commands: set[str] = set()
 
     def play(self, playbook: str = "deploy.yml", *arguments: str, verbosity: int = 0) -> Run:
         self._count += 1
+        self.commands.add(" ".join(["ansible-playbook", playbook, *arguments]))
         private = self._directory / f"{self._count:02d}"
         private.mkdir()
         begin = time.monotonic()
@@ -128,9 +130,9 @@ class Host:
             "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", f"root@{self.address}",
         ]  # fmt: skip
 
-    def run(self, command: str, *, check: bool = True) -> str:
-        done = subprocess.run([*self._ssh, command], check=False, capture_output=True, text=True)
-        assert not check or done.returncode == 0, f"{command}: {done.stderr}"
+    def run(self, command: str, *, check: bool = True, stdin: str | None = None) -> str:
+        done = subprocess.run([*self._ssh, command], check=False, capture_output=True, text=True, input=stdin)
+        assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def show(self, *properties: str) -> dict[str, str]:

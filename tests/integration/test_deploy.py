@@ -1,6 +1,7 @@
 """The main job, in the order a user meets it. Every test stands on the ones before it."""
 
 import json
+import os
 import subprocess
 import urllib.error
 import urllib.request
@@ -72,6 +73,13 @@ def test_speculative_output_equals_plain_greedy_output(deployed, lab, host):
     mean = sum(lengths) / len(lengths)
     FIGURES.append(f"accept length over {len(lengths)} held-out prompts: {mean:.3f}")
     assert mean >= 2.3
+
+
+def test_the_kernels_of_the_lab_agree_with_sglangs_own(deployed, host):
+    check = ROOT / "lab/kernels/check_ops.py"
+    seeds = 40 if os.environ.get("PIVOT_SOAK") else 4
+    command = f"SGLANG_USE_CPU_ENGINE=1 /opt/sglang/current/bin/python -W ignore - --seeds {seeds}"
+    host.run(command, stdin=check.read_text())
 
 
 def test_the_second_deployment_changes_nothing(deployed, controller):
