@@ -14,5 +14,6 @@ step lint scripts/lint.sh
 step unit python -m pytest -q tests/unit
 step lab python -m pytest -q lab/tests
 step integration python -m pytest -v tests/integration
+if [[ -n ${PIVOT_SOAK:-} ]]; then step bench scripts/bench.sh; fi
 step molecule scripts/molecule.sh
 printf '\nall of it: %d s\n' $((SECONDS - begin))
