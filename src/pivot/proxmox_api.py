@@ -103,6 +103,16 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
                 "check proxmox_container_api_host and _port and that pveproxy runs there; in the lab: make lab-up",
             )
         ) from error
+    except OSError as error:  # requests looks for the authority's file itself
+        raise ApiError(
+            Finding(
+                "PVE-CERTIFICATE",
+                Severity.ERROR,
+                subject,
+                f"proxmox_container_api_ca names no file that can be used: {error}",
+                "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca",
+            )
+        ) from error
 
 
 class Container:
@@ -241,10 +251,12 @@ def ensure(container: Container, wanted: Mapping[str, str], *, check: bool, allo
         return outcome
     if restart:
         container.power("shutdown")
-    if plan.changes:
-        container.update(plan, actual.get("digest"))
-    if restart or not running:
-        container.power("start")
+    try:
+        if plan.changes:
+            container.update(plan, actual.get("digest"))
+    finally:  # a refused change leaves no container stopped that was running
+        if restart or not running:
+            container.power("start")
     return outcome
 
 

@@ -99,6 +99,17 @@ def test_a_device_needs_consent_to_a_restart():
     assert container.sent == ["shutdown", ("update", {"dev0": "/dev/nvidia0"}, (), "d1"), "start"]
 
 
+def test_a_refused_change_leaves_a_running_container_running():
+    class Refusing(Remembering):
+        def update(self, plan, digest):
+            raise ApiError(Finding("PVE-DEVICE-MISSING", Severity.ERROR, "llm01", "no such device", ""))
+
+    container = Refusing(RUNNING)
+    with pytest.raises(ApiError, match="no such device"):
+        run(container, {**WANTED, "dev0": "/dev/nvidia7"}, allow_restart=True)
+    assert container.sent == ["shutdown", "start"]
+
+
 def test_what_waits_for_a_restart_is_named():
     container = Remembering(RUNNING, pending=["features"])
     outcome = run(container)
@@ -118,6 +129,7 @@ def test_a_stopped_container_is_started():
     [
         (requests.exceptions.SSLError("self-signed"), "PVE-CERTIFICATE"),
         (requests.exceptions.ConnectionError("refused"), "PVE-UNREACHABLE"),
+        (OSError("Could not find a suitable TLS CA certificate bundle"), "PVE-CERTIFICATE"),
         (ResourceException(403, "Forbidden", ""), "PVE-FORBIDDEN"),
     ],
 )
