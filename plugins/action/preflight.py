@@ -1,4 +1,4 @@
-"""Everything wrong with a host's settings, in one list; decisions are those of `pivot`."""
+"""Everything wrong with an inventory, in one list; decisions are those of `pivot`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,53 +12,80 @@ from pivot import inventory, launch, pins
 from pivot.findings import Finding
 from pivot.report import as_result
 
+PROJECT = Path(__file__).resolve().parents[2]
+# looked at besides the variables of roles
+CONNECTION = ("ansible_host", "ansible_ssh_private_key_file", "ansible_ssh_common_args")
+
 
 class ActionModule(ActionBase):
-    """Arguments: pins, root, inventory, launch, environment. Runs on the controller and touches nothing."""
+    """Argument: roles, those that every host of the play is going to be given. Runs once and touches nothing."""
 
     _requires_connection = False
     TRANSFERS_FILES = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Failed when a finding is an error; the message holds all of them."""
+        """Failed when a finding is an error; the message holds those of all hosts of the play, each once."""
         super().run(tmp, task_vars)
         variables = task_vars or {}
-        given, subject = self._task.args, variables["inventory_hostname"]
-        root, place = Path(given["root"]), Path(given["inventory"])
-        specs = inventory.role_specs(root / "roles")
-        found = [
-            *pins.check(given["pins"], root, place),
-            *inventory.unknown_variables(subject, self._inventory_names(variables), specs, place),
-            *self._types(subject, specs, variables, place),
-            *launch.check(subject, given["launch"], given["environment"]),
-            *inventory.collisions(self._hosts(variables)),
-        ]
-        return as_result(found, "nothing to object to")
+        place = Path(variables.get("inventory_dir") or PROJECT)
+        found = inventory.groups(variables["groups"], place)
+        if variables["groups"].get(inventory.CONTAINERS):
+            specs = inventory.role_specs(PROJECT / "roles")
+            for host in variables["ansible_play_hosts_all"]:
+                found += self._host(host, variables["hostvars"], specs)
+            found += inventory.collisions(_addresses(variables["hostvars"], variables["groups"]))
+        return as_result(list(dict.fromkeys(found)), "nothing to object to")
 
-    def _inventory_names(self, variables: Mapping[str, Any]) -> list[str]:
-        facts = variables.get("vars", {}).get("ansible_facts", {})
-        return [name for name in variables if name not in facts and not name.startswith("__")]
-
-    def _types(
-        self, subject: str, specs: Mapping[str, inventory.Options], variables: Mapping[str, Any], place: Path
-    ) -> list[Finding]:
-        found: list[Finding] = []
+    def _host(self, subject: str, hostvars: Any, specs: Mapping[str, inventory.Options]) -> list[Finding]:
+        # as the inventory says it: the task is delegated, which changes the variables of the connection
+        raw = {**hostvars.raw_get(subject), "hostvars": hostvars}
+        place = Path(raw.get("inventory_dir") or PROJECT)
+        known = {name for options in specs.values() for name in options}
+        values, problems = self._work_out(raw, {*known, *CONNECTION, "pivot_pins", "pivot_root"})
+        found = inventory.undefined(subject, problems, place)
+        found += inventory.files(subject, values, place)
+        if "pivot_pins" not in problems:
+            found += pins.check(values.get("pivot_pins"), Path(values.get("pivot_root") or PROJECT), place)
+        found += inventory.missing(subject, raw, specs, self._task.args["roles"])
+        facts = raw.get("ansible_facts", {})
+        named = [name for name in raw if name not in facts and not name.startswith("__")]
+        found += inventory.unknown_variables(subject, named, specs, place)
         for options in specs.values():
-            values, messages = {}, []
-            for name in options.keys() & variables.keys():
-                try:
-                    values[name] = self._templar.template(variables[name])
-                except AnsibleError as error:
-                    messages.append(f"{name} cannot be worked out: {error.message}")
-            # what is missing is reported by the role that needs it: not every host is given every role
-            given = {name: {**options[name], "required": False, "default": None} for name in values}
-            messages += ArgumentSpecValidator(given).validate(values).error_messages
-            found += inventory.type_findings(subject, messages, options, place)
+            found += inventory.type_findings(subject, _type_errors(options, values), options, place)
+        flags, environment = values.get("sglang_server_launch", {}), values.get("sglang_server_environment", {})
+        if isinstance(flags, Mapping) and isinstance(environment, Mapping):
+            found += launch.check(subject, flags, environment)
         return found
 
-    def _hosts(self, variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        hosts = {}
-        for host in variables["groups"].get("inference", []):
-            own = variables["hostvars"][host]
-            hosts[host] = {name: own.get(name) for name in ("proxmox_container_vmid", "ansible_host")}
-        return hosts
+    def _work_out(self, raw: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Values of those that are set, and what Ansible says about those that cannot be worked out."""
+        templar = self._templar.copy_with_new_env(available_variables=raw)
+        values: dict[str, Any] = {}
+        problems: dict[str, str] = {}
+        for name in sorted(names & raw.keys()):
+            try:
+                values[name] = templar.template(raw[name])
+            except AnsibleError as error:
+                problems[name] = str(error.message)
+        return values, problems
+
+
+def _type_errors(options: inventory.Options, values: Mapping[str, Any]) -> list[str]:
+    own = {name: values[name] for name in options if name in values}
+    # what is missing is a finding of its own
+    spec = {name: {**options[name], "required": False, "default": None} for name in own}
+    return list(ArgumentSpecValidator(spec).validate(own).error_messages)
+
+
+def _addresses(hostvars: Any, groups: Mapping[str, list[str]]) -> dict[str, dict[str, Any]]:
+    """Address of every host of the inventory, and id of every container, also of one that --limit leaves out."""
+    found: dict[str, dict[str, Any]] = {}
+    for host in groups["all"]:
+        found[host] = {}
+        names = ["ansible_host", *(["proxmox_container_vmid"] if host in groups[inventory.CONTAINERS] else [])]
+        for name in names:
+            try:
+                found[host][name] = hostvars[host].get(name)
+            except AnsibleError:
+                continue  # what it lacks is found where its own variables are looked at
+    return found

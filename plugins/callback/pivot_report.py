@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ansible import constants
+from ansible import constants, context
+from ansible.parsing.vault import AnsibleVaultError
 from ansible.plugins.callback import CallbackBase
 from ansible.utils import display as ansible_display
 
-from pivot import report
+from pivot import inventory, report
+from pivot.findings import render
 
 DOCUMENTATION = """
 name: pivot_report
@@ -21,6 +23,7 @@ description:
   - A task that takes longer than ten seconds says so, with the elapsed time and the log file.
   - Everything that is printed also goes into the log file. Ansible's own I(log_path) would do that too, but also for
     C(ansible-inventory --list), which prints the vault's secrets.
+  - A file of the inventory that the vault password does not open is named.
   - At the end, what the roles reported in C(pivot_summary), the seconds of every play and the next commands.
 requirements: [enable in ansible.cfg]
 options:
@@ -73,8 +76,20 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """A play is a phase."""
+        if self._play is None and not self._phases:
+            self._try_vaults(play.get_loader())
         self._end_play()
         self._play = (play.get_name().strip(), time.monotonic())
+
+    def _try_vaults(self, loader: Any) -> None:
+        """Name a vault that the given password does not open: Ansible ends right after, without saying which."""
+        for source in context.CLIARGS.get("inventory") or ():
+            for path in inventory.vaults(Path(source)):
+                try:
+                    # as Ansible itself will ask for it, so that nothing is decrypted twice
+                    loader.load_from_file(str(path), cache="all", unsafe=True, trusted_as_template=True)
+                except AnsibleVaultError:
+                    self._display.error(render([inventory.closed_vault(path)]), wrap_text=False)
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Start watching a task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,21 @@ import yaml
 from pivot.findings import Finding, Severity
 
 Options = Mapping[str, Mapping[str, Any]]
+VAULT_HEADER = b"$ANSIBLE_VAULT"
+# the groups that playbooks name
+CONTAINERS, NODES = "inference", "proxmox"
+# files of the controller by the variable that names them: whether it is the file or its directory that has to be there,
+# and what would be right
+FILES = {
+    "ansible_ssh_private_key_file": ("file", "make a key pair there (ssh-keygen -t ed25519 -f {path}), or name yours"),
+    "proxmox_container_known_hosts": ("directory", "mkdir -p {parent}, and put the node's key into the file"),
+    "proxmox_container_api_ca": (
+        "file",
+        "copy /etc/pve/pve-root-ca.pem of the cluster there, or write null for a certificate of a public authority",
+    ),
+    "sglang_engine_lock": ("file", "name a lock of requirements/engine"),
+    "sglang_server_health_prompts": ("file", "name a file like lab/models/prompts.json, or write null"),
+}
 
 
 def role_specs(roles: Path) -> dict[str, Options]:
@@ -27,14 +42,146 @@ def role_specs(roles: Path) -> dict[str, Options]:
 
 
 def where_set(name: str, inventory: Path) -> str:
-    """``group_vars/inference/server.yml:12`` of an inventory directory, or a word when no file there sets it."""
+    """``group_vars/inference/server.yml:12`` of an inventory directory, or a word when no file there sets it.
+
+    Several places are all named: which one counts is for Ansible to say. An inventory that is a file is no directory.
+    """
     pattern = re.compile(rf"^\s*{re.escape(name)}\s*:")
-    for path in sorted([*inventory.rglob("*.yml"), *inventory.rglob("*.yaml")]):
-        lines = path.read_text(errors="replace").splitlines()
-        for number, line in enumerate(lines, 1):
-            if pattern.match(line):
-                return f"{path.relative_to(inventory)}:{number}"
-    return "the command line or another inventory"
+    places = [
+        f"{path.relative_to(inventory)}:{number}"
+        for path in sorted([*inventory.rglob("*.yml"), *inventory.rglob("*.yaml")])
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if pattern.match(line)
+    ]
+    return " or ".join(places) or "the command line or another inventory"
+
+
+def groups(members: Mapping[str, Sequence[str]], inventory: Path) -> list[Finding]:
+    """An inventory without a container to deploy, and hosts that no play will ever touch.
+
+    members: Ansible's `groups`, names of hosts by group.
+    """
+    findings = []
+    stray = list(members.get("ungrouped", []))
+    if not members.get(CONTAINERS):
+        close = difflib.get_close_matches(CONTAINERS, members.keys() - {"all", "ungrouped", NODES, CONTAINERS}, n=1)
+        if close:
+            fix = f"did you mean {CONTAINERS} where it says {close[0]} ({where_set(close[0], inventory)})?"
+        else:
+            fix = f"put the containers under {CONTAINERS}, as inventory/example/hosts.yml does, or name another with -i"
+        message = f"no host is in the group {CONTAINERS}, so there is nothing to deploy"
+        findings.append(Finding("HOST-NONE", Severity.ERROR, "the inventory", message, fix))
+    for host in sorted(stray):
+        message = f"the host {host} ({where_set(host, inventory)}) is in no group, so nothing would be done with it"
+        fix = f"put it under {CONTAINERS} (containers) or {NODES} (nodes), or remove it"
+        findings.append(Finding("HOST-UNGROUPED", Severity.ERROR, "the inventory", message, fix))
+    return findings
+
+
+def undefined(subject: str, problems: Mapping[str, str], inventory: Path) -> list[Finding]:
+    """Variables whose expression cannot be worked out; those that lack the same thing are one finding.
+
+    problems: what Ansible says, by the variable that was asked for.
+    """
+    lacking = {name: match[1] for name, text in problems.items() if (match := re.search(r"'(\w+)' is undefined", text))}
+    lab_down = any(absent.startswith("lab_") for absent in lacking.values())
+    causes: dict[tuple[str, str], dict[str, set[str]]] = {}  # code and fix → what is the matter → who needs it
+    for name, text in sorted(problems.items()):
+        if name in lacking:
+            key, what = ("VAR-UNDEFINED", _how_to_set(lacking[name], lab_down=lab_down)), lacking[name]
+            causes.setdefault(key, {}).setdefault(what, set()).add(name)
+        else:
+            what = " ".join(text.split())
+            causes.setdefault(("VAR-EXPRESSION", what), {}).setdefault(what, set()).add(name)
+    findings = []
+    for (code, fix), group in sorted(causes.items()):
+        names = sorted({name for own in group.values() for name in own})
+        users = _some([f"{name} ({where_set(name, inventory)})" for name in names])
+        if code == "VAR-UNDEFINED":
+            message, advice = f"not set: {_some(sorted(group))}; needed by {users}", fix
+        else:
+            message, advice = f"{users} cannot be worked out: {fix}", "correct the expression there, or what it reads"
+        findings.append(Finding(code, Severity.ERROR, subject, message, advice))
+    return findings
+
+
+def _some(items: Sequence[str]) -> str:
+    """The first of many."""
+    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
+
+
+def _how_to_set(name: str, *, lab_down: bool) -> str:
+    """What sets a variable of this name. lab_down: others are missing that `make lab-up` writes."""
+    if name.startswith("lab_") or (name.startswith("vault_") and lab_down):
+        return "the lab is not up: make lab-up"
+    if name.startswith("vault_"):
+        return (
+            "write it into group_vars/all/vault.yml of the inventory (ansible-vault edit; names in vault.yml.example); "
+            "the lab's is written by make lab-up"
+        )
+    if name == "ansible_host":
+        return "give the host its address in hosts.yml: ansible_host"
+    return "set it in the inventory, or correct the name where it is used"
+
+
+def missing(
+    subject: str, variables: Iterable[str], specs: Mapping[str, Options], roles: Iterable[str]
+) -> list[Finding]:
+    """Required variables that a host lacks, of the roles that it is going to be given."""
+    given = set(variables)
+    return [
+        Finding(
+            "VAR-MISSING",
+            Severity.ERROR,
+            subject,
+            f"{name} is not set, and the role {role} cannot work without it",
+            f"set it in the inventory: {option.get('description', 'see roles/' + role)}",
+        )
+        for role in roles
+        for name, option in sorted(specs.get(role, {}).items())
+        if option.get("required") and name not in given
+    ]
+
+
+def files(subject: str, values: Mapping[str, Any], inventory: Path) -> list[Finding]:
+    """Files of the controller that variables name and that are not there. Values of other variables are left alone."""
+    findings = []
+    for name, (kind, fix) in FILES.items():
+        if not isinstance(values.get(name), str) or not values[name]:
+            continue
+        path = Path(values[name]).expanduser()
+        if path.is_file() if kind == "file" else path.parent.is_dir():
+            continue
+        message = f"{name} ({where_set(name, inventory)}) names {path}, whose directory does not exist"
+        if kind == "file":
+            message = f"{name} ({where_set(name, inventory)}) names {path}, which is no file of this controller"
+        advice = fix.format(path=path, parent=path.parent)
+        findings.append(Finding("FILE-MISSING", Severity.ERROR, subject, message, advice))
+    return findings
+
+
+def vaults(source: Path) -> list[Path]:
+    """The encrypted files among the variables of an inventory source, which is a directory or a file in one."""
+    directory = source if source.is_dir() else source.parent
+    found = []
+    for path in sorted([*directory.glob("group_vars/**/*"), *directory.glob("host_vars/**/*")]):
+        if path.is_file():
+            with path.open("rb") as stream:
+                if stream.read(len(VAULT_HEADER)) == VAULT_HEADER:
+                    found.append(path)
+    return found
+
+
+def closed_vault(path: Path) -> Finding:
+    """A file that none of the given vault passwords opens."""
+    return Finding(
+        "VAULT-CLOSED",
+        Severity.ERROR,
+        str(path),
+        "the vault password that was given does not open this file",
+        "give its own: export ANSIBLE_VAULT_PASSWORD_FILE=FILE, or --vault-password-file FILE; without either, "
+        "vault_password_file of ansible.cfg counts, which is the lab's (a lab of another clone: make lab-down lab-up)",
+    )
 
 
 def unknown_variables(
@@ -95,5 +242,5 @@ def _shared(hosts: Mapping[str, Mapping[str, Any]], variable: str, word: str) ->
                 Severity.ERROR,
                 ", ".join(names),
                 f"the {word} {value} is given to {len(names)} hosts ({variable})",
-                f"give each host a {word} of its own in the inventory's host variables",
+                f"each host needs its own {word}: {variable} in hosts.yml",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,37 @@ ENGINE_KEYS = ("version", "accelerator", "python", "lock", "sha256")
 MODEL_KEYS = ("repository", "revision", "source", "manifest")
 CONTRACT_KEYS = ("target", "layers", "convention", "source")
 CONVENTIONS = ("input", "output")
-# what fills a null, by key
-FILLS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
-    "driver": lambda *_: "ssh root@NODE cat /proc/driver/nvidia/version",
-    "convention": lambda *_: "read how its training code counts layers, then write convention: input or output",
-    "sha256": lambda _, pin: f"sha256sum {pin.get('lock')}",
-    "revision": lambda _, pin: f"python -m pivot.weights {pin.get('source')} --repository {pin.get('repository')}",
-    "manifest": lambda _, pin: f"python -m pivot.weights {pin.get('source')} --repository {pin.get('repository')}",
+# what fills a null, by key, where it is not a manifest's
+FILLS = {
+    "driver": "ssh root@NODE cat /proc/driver/nvidia/version",
+    "convention": "read how its training code counts layers, then write convention: input or output",
 }
 
 
-def check(pins: Mapping[str, Any], root: Path, inventory: Path) -> list[Finding]:
+def check(pins: object, root: Path, inventory: Path) -> list[Finding]:
     """Everything wrong with the registry.
 
-    pins: the variable pivot_pins; root: directory that `lock` is relative to; inventory: the one that `manifest` is
-    relative to. Reads locks and manifests, nothing else.
+    pins: the variable pivot_pins; root: directory that `lock` and a relative `source` are relative to; inventory: the
+    one that `manifest` is relative to. Reads locks and manifests and looks for sources, nothing else.
     """
+    if not isinstance(pins, Mapping):
+        message = f"the registry of pins is {_shown(pins)}, not a mapping"
+        return [_finding("PIN-FORM", "pivot_pins", message, "start from inventory/example/group_vars/all/pins.yml")]
     findings: list[Finding] = []
     if "driver" in pins:  # a registry of hosts without GPUs has none
-        findings += _empty("pivot_pins", pins, ("driver",))
-    for name, pin in sorted((pins.get("engines") or {}).items()):
-        findings += _engine(f"pivot_pins.engines.{name}", pin, root)
-    for name, pin in sorted((pins.get("models") or {}).items()):
-        findings += _model(f"pivot_pins.models.{name}", pin, inventory)
+        findings += _empty("pivot_pins", pins, ("driver",), FILLS)
+    for kind in ("engines", "models"):
+        entries = pins.get(kind) or {}
+        wrong = _misshapen(f"pivot_pins.{kind}", entries)
+        findings += wrong
+        if wrong:
+            continue
+        for name, pin in sorted(entries.items()):
+            subject = f"pivot_pins.{kind}.{name}"
+            unusual = _no_text(subject, pin, ENGINE_KEYS if kind == "engines" else MODEL_KEYS)
+            findings += unusual
+            if not unusual:
+                findings += _engine(subject, pin, root) if kind == "engines" else _model(subject, pin, root, inventory)
     return findings
 
 
@@ -44,15 +52,39 @@ def _finding(code: str, subject: str, message: str, fix: str) -> Finding:
     return Finding(code, Severity.ERROR, subject, message, fix)
 
 
-def _empty(subject: str, pin: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Finding]:
+def _shown(value: object) -> str:
+    return "not set" if value is None else f"{value!r:.40}"
+
+
+def _misshapen(subject: str, entries: object) -> list[Finding]:
+    """What is no mapping although it has to be one: a group of pins, or one pin of it."""
+    wrong = {subject: entries} if not isinstance(entries, Mapping) else {}
+    if isinstance(entries, Mapping):
+        wrong = {f"{subject}.{name}": pin for name, pin in entries.items() if not isinstance(pin, Mapping)}
+    fix = "write it as in inventory/example/group_vars/all/pins.yml"
+    return [_finding("PIN-FORM", name, f"this is {_shown(value)}, not a mapping", fix) for name, value in wrong.items()]
+
+
+def _no_text(subject: str, pin: Mapping[str, Any], keys: tuple[str, ...]) -> list[Finding]:
+    """Values that YAML did not read as a text, e.g. the number 3.1 for python: 3.10."""
+    wrong = [key for key in keys if not isinstance(pin.get(key), str | None)]
+    return [
+        _finding(
+            "PIN-FORM", subject, f"{key} is {_shown(pin[key])}, not a text", f"put it in quotes, as it is meant ({key})"
+        )
+        for key in wrong
+    ]
+
+
+def _empty(subject: str, pin: Mapping[str, Any], keys: tuple[str, ...], fills: Mapping[str, str]) -> Iterator[Finding]:
     for key in keys:
         if pin.get(key) is None:
-            fill = FILLS[key](subject, pin) if key in FILLS else f"write {key}: into the registry"
+            fill = fills.get(key, f"write {key}: into the registry")
             yield _finding("PIN-NULL", subject, f"{key} is not known yet", fill)
 
 
 def _engine(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Finding]:
-    yield from _empty(subject, pin, ENGINE_KEYS)
+    yield from _empty(subject, pin, ENGINE_KEYS, {"sha256": f"sha256sum {pin.get('lock')}"})
     if pin.get("lock") is None or pin.get("sha256") is None:
         return
     lock = root / pin["lock"]
@@ -63,28 +95,48 @@ def _engine(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Findin
         yield _finding("PIN-LOCK", subject, message, f"review the change, then write sha256: {actual}")
 
 
-def _model(subject: str, pin: Mapping[str, Any], inventory: Path) -> Iterator[Finding]:
-    yield from _empty(subject, pin, MODEL_KEYS)
+def _model(subject: str, pin: Mapping[str, Any], root: Path, inventory: Path) -> Iterator[Finding]:
+    describe = _describe(pin, inventory / (pin.get("manifest") or f"manifests/{subject.split('.', 2)[-1]}.json"), root)
+    if pin.get("source") is not None and not (root / pin["source"]).is_dir():
+        message = f"the source {pin['source']} is no directory of this controller"
+        fix = "put the files of the pinned revision there, or correct source; hosts that have them need no source: "
+        yield _finding("PIN-SOURCE", subject, message, f"{fix}--skip-tags preflight")
+    fills = {"revision": f"{describe}, then revision: COMMIT", "manifest": describe}
+    yield from _empty(subject, pin, MODEL_KEYS, fills)
     if pin.get("manifest") is not None:
-        yield from _manifest(subject, pin, inventory / pin["manifest"])
+        yield from _manifest(subject, pin, inventory / pin["manifest"], describe)
     contract = pin.get("contract")
     if contract is None:
         return
-    yield from _empty(f"{subject}.contract", contract, CONTRACT_KEYS)
+    wrong = _misshapen(subject, {"contract": contract})
+    yield from wrong
+    if wrong:
+        return
+    yield from _empty(f"{subject}.contract", contract, CONTRACT_KEYS, FILLS)
     if contract.get("convention") not in (None, *CONVENTIONS):
         message = f"convention {contract['convention']!r} is none of {', '.join(CONVENTIONS)}"
         yield _finding("PIN-CONVENTION", f"{subject}.contract", message, "say whether layers name inputs or outputs")
 
 
-def _manifest(subject: str, pin: Mapping[str, Any], path: Path) -> Iterator[Finding]:
-    command = FILLS["manifest"](subject, pin)
+def _describe(pin: Mapping[str, Any], manifest: Path, root: Path) -> str:
+    """The command that writes a model's manifest, as typed in the project's directory."""
+    place = manifest.relative_to(root) if manifest.is_relative_to(root) else manifest
+    return (
+        f"python -m pivot.weights {pin.get('source')} --repository {pin.get('repository')}"
+        f" --revision {pin.get('revision') or 'COMMIT'} --output {place}"
+    )
+
+
+def _manifest(subject: str, pin: Mapping[str, Any], path: Path, command: str) -> Iterator[Finding]:
     try:
         manifest = json.loads(path.read_text())
     except OSError:
         yield _finding("PIN-MANIFEST", subject, f"the manifest {pin['manifest']} cannot be read", command)
         return
     except ValueError:
-        yield _finding("PIN-MANIFEST", subject, f"the manifest {pin['manifest']} is no JSON", command)
+        manifest = None
+    if not isinstance(manifest, dict):
+        yield _finding("PIN-MANIFEST", subject, f"the manifest {pin['manifest']} is no JSON object", command)
         return
     for key in ("repository", "revision"):
         if pin.get(key) is not None and manifest.get(key) != pin[key]:

@@ -33,19 +33,28 @@ TARGET = "pivot_pins.models.kimi-k2.5"
 DRAFTER = "pivot_pins.models.kimi-k2.5-eagle3"
 MAKE_TARGET = "python -m pivot.weights /srv/models/moonshotai/Kimi-K2.5 --repository moonshotai/Kimi-K2.5"
 MAKE_DRAFTER = "python -m pivot.weights /srv/models/AQ-MedAI/Kimi-K25-eagle3 --repository AQ-MedAI/Kimi-K25-eagle3"
-# (what, where, and the command or the words that fill it)
-UNKNOWN = [
-    ("pivot_pins", "driver is not known yet", "ssh root@NODE cat /proc/driver/nvidia/version"),
-    (TARGET, "revision is not known yet", MAKE_TARGET),
-    (TARGET, "manifest is not known yet", MAKE_TARGET),
-    (DRAFTER, "revision is not known yet", MAKE_DRAFTER),
-    (DRAFTER, "manifest is not known yet", MAKE_DRAFTER),
-    (
-        f"{DRAFTER}.contract",
-        "convention is not known yet",
-        "read how its training code counts layers, then write convention: input or output",
-    ),
-]
+NO_SOURCE = (
+    "put the files of the pinned revision there, or correct source; hosts that have them need no source: "
+    "--skip-tags preflight"
+)
+
+
+def unknown(inventory_name):
+    """(code, what, what is the matter, and the command or the words that fill it), in order."""
+    rows = [("PIN-NULL", "pivot_pins", "driver is not known yet", "ssh root@NODE cat /proc/driver/nvidia/version")]
+    for subject, command, place, name in (
+        (TARGET, MAKE_TARGET, "moonshotai/Kimi-K2.5", "kimi-k2.5"),
+        (DRAFTER, MAKE_DRAFTER, "AQ-MedAI/Kimi-K25-eagle3", "kimi-k2.5-eagle3"),
+    ):
+        whole = f"{command} --revision COMMIT --output inventory/{inventory_name}/manifests/{name}.json"
+        rows += [
+            ("PIN-SOURCE", subject, f"the source /srv/models/{place} is no directory of this controller", NO_SOURCE),
+            ("PIN-NULL", subject, "revision is not known yet", f"{whole}, then revision: COMMIT"),
+            ("PIN-NULL", subject, "manifest is not known yet", whole),
+        ]
+    counts = "read how its training code counts layers, then write convention: input or output"
+    return [*rows, ("PIN-NULL", f"{DRAFTER}.contract", "convention is not known yet", counts)]
+
 
 RENDER = """
 - name: What the hosts would get
@@ -93,6 +102,7 @@ class Checkout:
         (self.root / "artifacts").mkdir()
         (place / ".ssh").mkdir()
         (place / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA operator\n")
+        (place / ".ssh/id_ed25519").write_text("made up\n")
         (place / "vault-password").write_text("a password of this cluster\n")
         self.environment = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -142,7 +152,14 @@ class Checkout:
             manifest["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in ("config.json", "model.safetensors")}
             manifest["config"] = {"eagle_config": {"use_aux_hidden_state": True}}
             (self.mine / f"manifests/{name}.json").write_text(json.dumps(manifest))
-        text = text.replace("driver: null", "driver: 999.99.99").replace("convention: null", "convention: output")
+        sources = self.root.parent / "models"
+        for line in re.findall(r"source: (/srv/models/.*)", text):
+            (sources / line.removeprefix("/srv/models/")).mkdir(parents=True)
+        text = (
+            text.replace("/srv/models/", f"{sources}/")
+            .replace("driver: null", "driver: 999.99.99")
+            .replace("convention: null", "convention: output")
+        )
         assert yaml.safe_load(text)["pivot_pins"] != PINS
         path.write_text(text)
 
@@ -198,8 +215,7 @@ def report(text):
 
 def test_every_null_is_found_and_nothing_else():
     found = pins.check(PINS, ROOT, EXAMPLE)
-    assert [(item.subject, item.message, item.fix) for item in found] == UNKNOWN
-    assert {item.code for item in found} == {"PIN-NULL"}
+    assert [(item.code, item.subject, item.message, item.fix) for item in found] == unknown("example")
 
 
 def test_the_command_that_fills_it_stands_above_each_null():
@@ -232,8 +248,34 @@ def test_nothing_is_invented():
 
 def test_preflight_refuses_the_nulls_on_a_fresh_checkout(untouched):
     done = untouched.play("playbooks/preflight.yml")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert report(done.stdout + done.stderr) == sorted(("PIN-NULL", *item) for item in UNKNOWN)
+    text = done.stdout + done.stderr
+    assert done.returncode == 2, text
+    trust = untouched.mine / "trust"
+    missing = [item for item in report(text) if item[0] == "FILE-MISSING"]
+    assert {item[1] for item in missing} == {"llm01", "llm02"}
+    assert {item[2].split(" names ")[-1] for item in missing} == {
+        f"{trust / 'known_hosts'}, whose directory does not exist",
+        f"{trust / 'pve-root-ca.pem'}, which is no file of this controller",
+    }
+    assert [item for item in report(text) if item not in missing] == sorted(unknown("mine"))
+
+
+def test_what_is_missing_is_said_in_the_order_of_day_one(untouched):
+    text = untouched.play("playbooks/preflight.yml").stdout
+    order = ["trust/known_hosts", "pve-root-ca.pem", "driver is not", "the source", "revision is", "convention is"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_a_forgotten_vault_is_named_with_what_belongs_into_it(filled):
+    vault = filled.mine / "group_vars/all/vault.yml"
+    kept = vault.read_text()
+    vault.unlink()
+    text = filled.play("playbooks/preflight.yml").stdout
+    vault.write_text(kept)
+    assert "VAR-UNDEFINED" in text
+    assert "not set: vault_proxmox_password, vault_sglang_api_key" in text
+    assert "write it into group_vars/all/vault.yml" in text
 
 
 def test_preflight_passes_when_they_are_filled(filled):
@@ -284,6 +326,7 @@ def test_the_vault_is_closed_to_the_labs_password(filled):
     done = filled.run("ansible-playbook", "-i", "inventory/mine", "playbooks/preflight.yml", environment=environment)
     assert done.returncode != 0
     assert "made-up-pass" not in done.stdout + done.stderr
+    assert f"VAULT-CLOSED  {filled.mine}/group_vars/all/vault.yml" in done.stderr
 
 
 # Values

@@ -35,6 +35,105 @@ def test_known_and_foreign_variables_are_silent(place):
     assert inventory.unknown_variables("infer1", names, SPECS, place) == []
 
 
+def test_every_place_that_sets_a_name_is_named(place):
+    (place / "hosts.yml").write_text("all:\n  vars:\n    sglang_server_port: 1\n")
+    assert inventory.where_set("sglang_server_port", place) == "group_vars/server.yml:3 or hosts.yml:3"
+
+
+def test_an_inventory_with_nobody_to_deploy_to(place):
+    (place / "hosts.yml").write_text("all:\n  children:\n    inferrence:\n      hosts:\n        a:\n")
+    (finding,) = inventory.groups({"all": ["a"], "ungrouped": [], "inferrence": ["a"]}, place)
+    assert finding.code == "HOST-NONE"
+    assert finding.fix == "did you mean inference where it says inferrence (hosts.yml:3)?"
+    (finding,) = inventory.groups({"all": [], "ungrouped": []}, place)
+    assert finding.fix.startswith("put the containers under inference")
+
+
+def test_a_host_in_no_group_is_named_with_its_place(place):
+    (place / "hosts.yml").write_text("all:\n  hosts:\n    stray:\n")
+    (finding,) = inventory.groups({"all": ["a", "stray"], "ungrouped": ["stray"], "inference": ["a"]}, place)
+    assert finding.code == "HOST-UNGROUPED"
+    assert "stray (hosts.yml:3)" in finding.message
+
+
+def test_grouped_hosts_are_silent(place):
+    assert inventory.groups({"all": ["a", "n"], "ungrouped": [], "inference": ["a"], "proxmox": ["n"]}, place) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "fix"),
+    [
+        ("vault_sglang_api_key", "write it into group_vars/all/vault.yml of the inventory"),
+        ("ansible_host", "give the host its address in hosts.yml"),
+        ("lab_bridge", "the lab is not up: make lab-up"),
+        ("my_number", "set it in the inventory, or correct the name"),
+    ],
+)
+def test_what_is_not_set_is_named_with_its_user_and_what_sets_it(missing, fix, place):
+    (finding,) = inventory.undefined("infer1", {"sglang_server_port": f"'{missing}' is undefined"}, place)
+    assert finding.code == "VAR-UNDEFINED"
+    assert finding.message == f"not set: {missing}; needed by sglang_server_port (group_vars/server.yml:3)"
+    assert finding.fix.startswith(fix)
+
+
+def test_a_lab_that_is_down_is_one_finding(place):
+    lacking = {"a": "'lab_bridge' is undefined", "b": "'vault_x' is undefined", "c": "'lab_key' is undefined"}
+    (finding,) = inventory.undefined("infer1", {**lacking, "d": "'lab_key' is undefined"}, place)
+    assert finding.message.startswith("not set: lab_bridge, lab_key, vault_x; needed by a (")
+    assert finding.message.endswith(" and 1 more")
+    assert finding.fix == "the lab is not up: make lab-up"
+
+
+def test_a_broken_expression_is_told_once_for_all_that_need_it(place):
+    problems = {"a": "division\n by zero", "sglang_server_prot": "division by zero", "c": "other"}
+    found = inventory.undefined("infer1", problems, place)
+    assert [finding.code for finding in found] == ["VAR-EXPRESSION", "VAR-EXPRESSION"]
+    assert found[0].message.endswith(
+        "sglang_server_prot (group_vars/server.yml:2) cannot be worked out: division by zero"
+    )
+    assert inventory.undefined("infer1", {}, place) == []
+
+
+def test_a_required_variable_that_is_not_set():
+    specs = {"r": {"r_needed": {"required": True, "description": "Its number."}, "r_other": {}}}
+    (finding,) = inventory.missing("infer1", ["r_other"], specs, ["r", "unknown"])
+    assert (finding.code, finding.fix) == ("VAR-MISSING", "set it in the inventory: Its number.")
+    assert inventory.missing("infer1", ["r_needed"], specs, ["r"]) == []
+    assert inventory.missing("infer1", [], specs, []) == []
+
+
+def test_files_of_the_controller_that_are_not_there(place):
+    wanted = {
+        "proxmox_container_api_ca": str(place / "ca.pem"),
+        "proxmox_container_known_hosts": str(place / "trust/known_hosts"),
+        "sglang_server_health_prompts": None,
+    }
+    found = inventory.files("infer1", wanted, place)
+    assert [finding.code for finding in found] == ["FILE-MISSING", "FILE-MISSING"]
+    assert found[0].fix == f"mkdir -p {place / 'trust'}, and put the node's key into the file"
+    assert f"names {place / 'ca.pem'}, which is no file" in found[1].message
+    (place / "ca.pem").write_text("x")
+    (place / "trust").mkdir()
+    assert inventory.files("infer1", wanted, place) == []
+
+
+def test_a_file_under_the_home_directory_is_found(place, monkeypatch):
+    monkeypatch.setenv("HOME", str(place))
+    (place / "key").write_text("x")
+    assert inventory.files("infer1", {"ansible_ssh_private_key_file": "~/key"}, place) == []
+
+
+def test_encrypted_files_are_found_beside_every_kind_of_inventory(place):
+    vault = place / "group_vars/all/vault.yml"
+    vault.parent.mkdir()
+    vault.write_text("$ANSIBLE_VAULT;1.1;AES256\n6132\n")
+    (place / "hosts.yml").write_text("all:\n")
+    assert inventory.vaults(place) == inventory.vaults(place / "hosts.yml") == [vault]
+    assert inventory.closed_vault(vault).code == "VAULT-CLOSED"
+    vault.write_text("---\n")
+    assert inventory.vaults(place) == []
+
+
 def test_type_errors_say_where_the_value_was_set(place):
     message = "argument 'sglang_server_port' is of type str and we were unable to convert to int"
     (finding,) = inventory.type_findings("infer1", [message], SPECS["sglang_server"], place)

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from pivot import pins
+from pivot import pins, weights
 
 LOCK_SHA256 = "473c05452e70a932b7ac0a10925fba7f580189f2ec88e7997a3670e978bab76c"  # sha256sum of the lock below
 REGISTRY = {
@@ -26,6 +26,7 @@ REGISTRY = {
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / "e.lock").write_text("torch==2.13.0+cpu\n")
+    (tmp_path / "src").mkdir()
     for name, revision in (("m", "r1"), ("d", "r2")):
         (tmp_path / f"{name}.json").write_text(json.dumps({"repository": f"a/{name}", "revision": revision}))
     return tmp_path
@@ -48,6 +49,12 @@ def test_a_complete_registry_has_no_findings(place):
         (("models", "m", "revision"), None, ("PIN-NULL", "m")),
         (("models", "m", "revision"), "r9", ("PIN-MANIFEST", "m")),
         (("models", "m", "manifest"), "gone.json", ("PIN-MANIFEST", "m")),
+        (("models", "m", "source"), "gone", ("PIN-SOURCE", "m")),
+        (("models", "m", "source"), "e.lock", ("PIN-SOURCE", "m")),
+        (("engines", "e", "python"), 3.1, ("PIN-FORM", "e")),
+        (("engines", "e"), "0.5.23", ("PIN-FORM", "e")),
+        (("models",), ["m"], ("PIN-FORM", "models")),
+        (("models", "d", "contract"), "input", ("PIN-FORM", "contract")),
         (("models", "d", "contract", "convention"), "both", ("PIN-CONVENTION", "contract")),
         (("models", "d", "contract", "convention"), None, ("PIN-NULL", "contract")),
     ],
@@ -66,4 +73,32 @@ def test_a_null_names_the_command_that_fills_it(place):
     registry["models"]["m"]["revision"] = None
     registry["engines"]["e"]["sha256"] = None
     fixes = [finding.fix for finding in pins.check(registry, place, place)]
-    assert fixes == ["sha256sum e.lock", "python -m pivot.weights src --repository a/m"]
+    command = "python -m pivot.weights src --repository a/m --revision COMMIT --output m.json"
+    assert fixes == ["sha256sum e.lock", f"{command}, then revision: COMMIT"]
+
+
+def test_the_command_for_a_manifest_is_complete(place, capsys):
+    registry = copy.deepcopy(REGISTRY)
+    registry["models"] = {"m": {**registry["models"]["m"], "manifest": None}}
+    (finding,) = pins.check(registry, place, place / "inventory/mine")
+    assert finding.fix == (
+        "python -m pivot.weights src --repository a/m --revision r1 --output inventory/mine/manifests/m.json"
+    )
+    words = finding.fix.split()
+    (place / "src/config.json").write_text("{}")
+    at = {"src": str(place / "src"), words[-1]: str(place / words[-1])}
+    assert weights.main([at.get(word, word) for word in words[3:]]) == 0, capsys.readouterr().err
+    registry["models"] = {"m": {**registry["models"]["m"], "manifest": "manifests/m.json"}}
+    assert pins.check(registry, place, place / "inventory/mine") == []
+
+
+@pytest.mark.parametrize("registry", [None, 5, [], "x"])
+def test_what_is_no_registry_at_all_is_one_finding(registry, place):
+    assert found(registry, place) == [("PIN-FORM", "pivot_pins")]
+
+
+def test_a_manifest_that_is_no_object_is_named(place):
+    for text in ("[]", "{"):
+        (place / "m.json").write_text(text)
+        (finding,) = pins.check(REGISTRY, place, place)
+        assert (finding.code, finding.message) == ("PIN-MANIFEST", "the manifest m.json is no JSON object")
