@@ -140,6 +140,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # testinfra calls ansible-inventory
     # what Ansible's commands answer here holds the API key, and they write all they print into the log of ansible.cfg
     os.environ["ANSIBLE_LOG_PATH"] = os.devnull
+    # under ansible-runner the commands below would print its event stream
+    for name in ("ANSIBLE_STDOUT_CALLBACK", "ANSIBLE_LOAD_CALLBACK_PLUGINS", "ANSIBLE_CALLBACK_PLUGINS"):
+        os.environ.pop(name, None)
     os.environ.setdefault("ANSIBLE_CONFIG", str(ROOT / "ansible.cfg"))
     inventory = config.option.ansible_inventory or os.environ.get("ANSIBLE_INVENTORY") or str(ROOT / "inventory/lab")
     config.option.ansible_inventory = str(resolve(inventory, pattern, directory))

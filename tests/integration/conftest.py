@@ -92,6 +92,7 @@ class Controller:
                 "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
                 "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "plugins" / "callback"),
                 "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_HOST_KEY_CHECKING": "True",  # ansible-runner's own default is False
             },
         )
         seconds = time.monotonic() - begin
