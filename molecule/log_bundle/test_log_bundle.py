@@ -1,0 +1,97 @@
+"""The bundles on the controller and what is left on the host."""
+
+import base64
+import hashlib
+import json
+import os
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BUNDLES = sorted(Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"], "bundles").glob("*/*"))
+SECRETS = {
+    "api key": "made-up-key-&-never-shown",
+    "token": "made/up+token=of#a~site",
+    "password in a url": "made-up-db-pass",
+    "passphrase": "open sesame 4711",
+}
+
+
+def written(secret: str) -> list[bytes]:
+    """A secret as files may hold it; base64 as it was printed, behind a name and a colon."""
+    plain = secret.encode()
+    behind_name = base64.b64encode(b"user:" + plain)
+    return [
+        plain,
+        json.dumps(secret)[1:-1].encode(),
+        urllib.parse.quote(secret).encode(),
+        urllib.parse.quote(secret, safe="").encode(),
+        plain.hex().encode(),
+        base64.b64encode(plain).rstrip(b"=")[:-1],
+        behind_name[8:].rstrip(b"=")[:-1],
+    ]
+
+
+@pytest.fixture(params=BUNDLES, ids=lambda path: path.name)
+def bundle(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def manifest(bundle: Path) -> dict[str, Any]:
+    return json.loads((bundle / "manifest.json").read_text())
+
+
+def text(bundle: Path, name: str) -> str:
+    return (bundle / name).read_text(errors="replace")
+
+
+def test_every_run_that_could_left_one_bundle_and_nothing_else() -> None:
+    names = [path.name for path in BUNDLES]
+    assert len(names) == 5
+    assert [name for name in names if name.startswith(".")] == []
+
+
+def test_no_secret_is_in_any_file(bundle: Path) -> None:
+    for path in (path for path in bundle.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        found = {name: form for name, secret in SECRETS.items() for form in written(secret) if form in content}
+        assert found == {}, path
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_each_secret_was_there_to_be_masked(host: Any, name: str) -> None:
+    logs = host.check_output("journalctl -u talker -o cat --no-pager; cat /etc/talker/*").encode()
+    assert any(form in logs for form in written(SECRETS[name]))
+
+
+def test_the_first_bundle_says_what_is_needed() -> None:
+    first = BUNDLES[0]
+    log = text(first, "server.log")
+    assert "talker is starting" in log
+    assert "005999 ..." in log
+    assert "max_total_tokens=4096" in log
+    assert "ExecStart=/usr/bin/python3 /opt/talker.py" in text(first, "unit.txt")
+    assert json.loads(text(first, "server_info.json"))["served"] == "talker-1"
+    assert json.loads(text(first, "process/environment.json"))["HF_HUB_OFFLINE"] == "1"
+    assert "max-total-tokens: 4096" in text(first, "config/etc/talker/launch.yaml")
+
+
+def test_files_are_as_the_manifest_says(bundle: Path) -> None:
+    entries = {entry["name"]: entry for entry in manifest(bundle)["files"]}
+    files = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()} - {"manifest.json"}
+    assert files == {name for name, entry in entries.items() if entry["sha256"]}
+    for name in files:
+        assert entries[name]["sha256"] == hashlib.sha256((bundle / name).read_bytes()).hexdigest()
+    assert all(entry["reason"] for entry in entries.values() if not entry["sha256"] or entry["truncated"])
+
+
+def test_bundles_are_for_their_owner_alone(bundle: Path) -> None:
+    assert bundle.stat().st_mode & 0o077 == 0
+    assert [path for path in bundle.rglob("*") if path.stat().st_mode & 0o077] == []
+
+
+def test_the_host_keeps_nothing_but_what_another_run_has_there(host: Any) -> None:
+    found = host.check_output("find /var/tmp /tmp /run /srv/small /srv/few -maxdepth 1 -name 'pivot-bundle-*'").split()
+    assert [Path(path).name for path in found] == ["pivot-bundle-other"]
