@@ -17,7 +17,7 @@ def transfer(connection: Mapping[str, Any], source: str, destination: str) -> li
     """The rsync command line that brings a host's directory to the controller."""
     try:
         return bundle.transfer(connection, source, destination)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from pivot import weights
+from pivot.transfer import TransferError
 
 
 def inspection(models: Sequence[Mapping[str, Any]], root: str, verify: str) -> str:
@@ -13,7 +14,7 @@ def inspection(models: Sequence[Mapping[str, Any]], root: str, verify: str) -> s
     try:
         wanted = weights.want(models)
         return weights.host_arguments("inspect", root, [item.for_host() for item in wanted], verify=verify)
-    except weights.WeightsError as error:
+    except (weights.WeightsError, TransferError) as error:
         raise AnsibleFilterError(str(error)) from error
 
 
@@ -43,7 +44,7 @@ def plan(
                 if step.send
             ],
         }
-    except weights.WeightsError as error:
+    except (weights.WeightsError, TransferError) as error:
         raise AnsibleFilterError(str(error)) from error
 
 

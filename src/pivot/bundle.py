@@ -18,7 +18,7 @@ from typing import Any
 
 from pivot.findings import Finding, Severity
 from pivot.redact import MASK, Redactor, spellings
-from pivot.transfer import remote_shell
+from pivot.transfer import rsync_from
 
 FORMAT = 1
 MIB = 1 << 20
@@ -126,19 +126,10 @@ def describe(rows: Iterable[Mapping[str, Any]], where: str) -> str:
 def transfer(connection: Mapping[str, Any], source: str, destination: str) -> list[str]:
     """The rsync command that brings a host's directory to the controller; its files are the caller's alone.
 
-    connection: as for `pivot.transfer.remote_shell`. A TypeError says that the connection is neither ssh nor local.
+    connection: as for `pivot.transfer.rsync_to`, which also says what cannot be used.
     """
-    command = ["rsync", "--recursive", "--times", "--compress", "--chmod=D0700,F0600", "--protect-args"]
-    origin, end = source.rstrip("/") + "/", destination.rstrip("/") + "/"
-    kind = str(connection.get("ansible_connection") or "ssh").rsplit(".", 1)[-1]
-    if kind == "local":
-        return [*command, origin, end]
-    if kind not in ("ssh", "smart"):
-        raise TypeError(f"ansible_connection is {kind}: bundles travel over ssh, or locally")
-    host = str(connection.get("ansible_host") or connection["inventory_hostname"])
-    address = f"[{host}]" if ":" in host else host
-    user = connection.get("ansible_user")
-    return [*command, "--rsh", remote_shell(connection), f"{f'{user}@' if user else ''}{address}:{origin}", end]
+    options = ["--recursive", "--times", "--compress", "--chmod=D0700,F0600"]
+    return rsync_from(source, destination, connection, options)
 
 
 def gaps(entries: Iterable[Mapping[str, Any]], host: str) -> list[Finding]:

@@ -15,17 +15,33 @@ def rsync_to(source: str, destination: str, connection: Mapping[str, Any], optio
     """The call that makes a host's directory `destination` hold what the controller's directory `source` holds.
 
     connection: inventory_hostname and Ansible's ansible_{connection,host,port,user,ssh_private_key_file,
-    ssh_common_args,ssh_extra_args}; unset ones are absent or empty.
+    ssh_common_args,ssh_extra_args}; unset ones are absent or empty. TransferError when rsync cannot use it.
     """
-    call = ["rsync", *options, "--protect-args"]
-    target = destination.rstrip("/") + "/"
-    if connection.get("ansible_connection") != "local":
-        host = str(connection.get("ansible_host") or connection["inventory_hostname"])
-        host = f"[{host}]" if ":" in host else host
-        user = connection.get("ansible_user")
-        call += ["--rsh", remote_shell(connection)]
-        target = f"{f'{user}@' if user else ''}{host}:{target}"
-    return [*call, source.rstrip("/") + "/", target]
+    shell, prefix = _remote(connection)
+    return ["rsync", *options, "--protect-args", *shell, _directory(source), prefix + _directory(destination)]
+
+
+def rsync_from(source: str, destination: str, connection: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+    """The call that makes the controller's directory `destination` hold what a host's directory `source` holds."""
+    shell, prefix = _remote(connection)
+    return ["rsync", *options, "--protect-args", *shell, prefix + _directory(source), _directory(destination)]
+
+
+def _directory(path: str) -> str:
+    return path.rstrip("/") + "/"
+
+
+def _remote(connection: Mapping[str, Any]) -> tuple[list[str], str]:
+    """rsync's options that reach the host, and what stands before a path there."""
+    kind = str(connection.get("ansible_connection") or "ssh").rsplit(".", 1)[-1]
+    if kind == "local":
+        return [], ""
+    if kind not in ("ssh", "smart"):
+        raise TransferError(f"ansible_connection is {kind}: files travel over ssh, or locally")
+    host = str(connection.get("ansible_host") or connection["inventory_hostname"])
+    user = connection.get("ansible_user")
+    address = f"[{host}]" if ":" in host else host
+    return ["--rsh", remote_shell(connection)], f"{f'{user}@' if user else ''}{address}:"
 
 
 def remote_shell(connection: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import shlex
 import stat
 import struct
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pivot.findings import Finding, Severity
+from pivot.transfer import rsync_to
 
 FORMAT = 1
 CHUNK = 8 << 20
@@ -550,31 +550,10 @@ def rsync_command(source: str, destination: str, connection: Mapping[str, Any]) 
 
     `connection` holds Ansible's variables of the host: ansible_host, ansible_port, ansible_user, ansible_connection,
     ansible_ssh_private_key_file, ansible_ssh_common_args, ansible_ssh_extra_args; unset ones are left out or empty.
-    Interrupted files are kept and continued; nothing on the host is ever deleted.
+    Interrupted files are kept and continued; nothing on the host is ever deleted. TransferError: see `rsync_to`.
     """
-    call = ["rsync", "--recursive", "--times", "--chmod=D755,F644", "--partial", "--protect-args", "--files-from=-"]
-    target = f"{destination.rstrip('/')}/"
-    if connection.get("ansible_connection") != "local":
-        host = str(connection.get("ansible_host") or connection["inventory_hostname"])
-        call += ["--rsh", _remote_shell(connection)]
-        user = connection.get("ansible_user")
-        target = f"{f'{user}@' if user else ''}{f'[{host}]' if ':' in host else host}:{target}"
-    return [*call, f"{source.rstrip('/')}/", target]
-
-
-def _remote_shell(connection: Mapping[str, Any]) -> str:
-    """The ssh call for rsync's --rsh, which splits it at spaces and knows quotes."""
-    words = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
-    if connection.get("ansible_port"):
-        words += ["-p", str(connection["ansible_port"])]
-    if connection.get("ansible_ssh_private_key_file"):
-        words += ["-i", str(connection["ansible_ssh_private_key_file"])]
-    for key in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
-        words += shlex.split(str(connection.get(key) or ""))
-    quoted = shlex.join(words)
-    if any("'" in word or '"' in word for word in words):
-        raise WeightsError("ansible_ssh_common_args or a key path holds a quote character, which rsync cannot pass on")
-    return quoted
+    options = ["--recursive", "--times", "--chmod=D755,F644", "--partial", "--files-from=-"]
+    return rsync_to(source, destination, connection, options)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 from pivot import bundle, redact
 from pivot.findings import Severity
 from pivot.redact import MASK
+from pivot.transfer import TransferError
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECT = ROOT / "roles/log_bundle/files/collect.py"
@@ -284,7 +285,7 @@ def test_transfer_uses_the_connection_of_the_host() -> None:
     assert call[-2:] == ["root@[fd00::1]:/staging/b/", "/here/"]
     assert "-i /k" in call[call.index("--rsh") + 1]
     assert bundle.transfer({"ansible_connection": "local"}, "/a", "/b")[-2:] == ["/a/", "/b/"]
-    with pytest.raises(TypeError, match="docker"):
+    with pytest.raises(TransferError, match="docker"):
         bundle.transfer({**connection, "ansible_connection": "community.docker.docker"}, "/a", "/b")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from pivot import weights
 from pivot.findings import Severity
+from pivot.transfer import TransferError
 from pivot.weights import Action, FilePin, Manifest, Wanted, WeightsError
 
 CONFIG = b'{"architectures": ["Toy"]}'
@@ -425,5 +426,5 @@ def test_rsync_without_ssh_and_over_ipv6() -> None:
 
 
 def test_quotes_that_rsync_cannot_pass_on() -> None:
-    with pytest.raises(WeightsError, match="quote character"):
+    with pytest.raises(TransferError, match="holds an apostrophe"):
         weights.rsync_command("/src", "/dst", {"inventory_hostname": "x", "ansible_ssh_private_key_file": "/keys/it's"})
