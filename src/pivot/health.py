@@ -119,15 +119,11 @@ class Client:
             return json.loads(response.read() or b"null")
 
     def generate(self, prompt: Mapping[str, Any], max_new_tokens: int) -> Answer:
-        """One greedy completion of a recorded prompt, to its full length."""
+        """One greedy completion; to its full length where the output was recorded, else to the model's own end."""
         begin = time.monotonic()
-        result = self.call(
-            "/generate",
-            {
-                "text": prompt["text"],
-                "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True},
-            },
-        )
+        recorded = prompt.get("output_ids") is not None
+        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": recorded}
+        result = self.call("/generate", {"text": prompt["text"], "sampling_params": sampling})
         length = result["meta_info"].get("spec_accept_length")
         return Answer(
             prompt_id=prompt["id"],
