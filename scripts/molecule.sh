@@ -22,6 +22,7 @@ engine_layer() {
     printf '%s\n' "$wanted" >$stamp
 }
 
+pivot-lab up
 [[ $# -gt 0 ]] || set -- molecule/*/molecule.yml
 engine_layer
 for scenario in "$@"; do
