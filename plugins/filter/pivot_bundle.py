@@ -29,6 +29,7 @@ class FilterModule:
         return {
             "pivot_bundle_rows": rows,
             "pivot_bundle_describe": bundle.describe,
+            "pivot_bundle_owner": bundle.owner,
             "pivot_bundle_script": bundle.collector,
             "pivot_bundle_transfer": transfer,
         }

@@ -11,6 +11,8 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import shutil
+import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -114,6 +116,11 @@ def collector(script: str) -> str:
     )
 
 
+def owner(home: str) -> str:
+    """For whom a host collects, as a word: this controller's directory of bundles for the host."""
+    return hashlib.sha256(f"{socket.gethostname()}\0{home}".encode()).hexdigest()[:12]
+
+
 def describe(rows: Iterable[Mapping[str, Any]], where: str) -> str:
     """What a run without check mode would collect, as lines for a person."""
     lines = [f"would collect into {where}:"]
@@ -202,6 +209,8 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
         raise FileExistsError(f"{final} is there already: two runs in one second? collect again")
     final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial.rename(final)
+    for left in partial.parent.glob(".*.partial"):  # of interrupted runs
+        shutil.rmtree(left)
     present = [entry for entry in entries if entry["sha256"] is not None]
     return {
         "path": str(final),

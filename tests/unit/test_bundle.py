@@ -38,6 +38,7 @@ def request(tmp_path: Path, **options: Any) -> dict[str, Any]:
         "unit": "nosuch-pivot-test.service",
         "total_limit": options.get("total_limit", 1 << 24),
         "directories": options.get("directories", [str(tmp_path)]),
+        "owner": "me",
     }
 
 
@@ -177,6 +178,14 @@ def test_staging_of_a_dead_run_is_removed_and_a_fresh_one_kept(tmp_path: Path) -
     assert (old.exists(), fresh.exists()) == (False, True)
 
 
+def test_what_an_interrupted_run_of_the_same_owner_left_is_removed(tmp_path: Path) -> None:
+    left = Path(answer(request(tmp_path))["staging"])
+    other = Path(answer({**request(tmp_path), "owner": "you"})["staging"])
+    again = Path(answer(request(tmp_path))["staging"])
+    assert (left.exists(), other.exists(), again.exists()) == (False, True, True)
+    assert bundle.owner("/a/h") != bundle.owner("/b/h")
+
+
 # ---- the controller's half
 
 
@@ -218,8 +227,11 @@ def row(name: str, **more: Any) -> dict[str, Any]:
 
 def test_known_secrets_are_in_no_file_of_a_bundle(tmp_path: Path) -> None:
     files = {"server.log": f"asked with {KEY} and k3y-in-launch%2Fyaml%2Bx\n", "config/a": "x: 1\n"}
+    left = tmp_path / ".earlier.partial"
+    left.mkdir()
     done = bundle.finish(arrived(tmp_path, files, secrets=[KEY, ""], pins={"models": {"m": {"note": KEY}}}))
     final = Path(done["path"])
+    assert not left.exists()
     assert done["findings"] == []
     assert (final / "server.log").read_text() == f"asked with {MASK} and {MASK}\n"
     assert not [path for path in final.rglob("*") if path.is_file() and KEY in path.read_text()]

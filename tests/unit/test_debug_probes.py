@@ -336,6 +336,17 @@ def test_a_state_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text
         probe_state.read_state(path)
 
 
+def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def full(_settings: Any) -> None:
+        raise OSError(28, "No space left on device", "/opt/pivot-probe/environment")
+
+    monkeypatch.setattr(probe_state, "begin", full)
+    monkeypatch.setattr(probe_state, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(probe_state.sys, "argv", ["x", json.dumps({"do": "begin"})])
+    assert probe_state.main() == probe_state.FAILED
+    assert json.loads(capsys.readouterr().out) == {"failed": "No space left on device (/opt/pivot-probe/environment)"}
+
+
 def test_the_probes_directory_holds_what_was_sent_and_nothing_else(tmp_path: Path) -> None:
     root = tmp_path / "probe"
     probe_state._lay_out(root, {"p/a.py": "1", "p/b.py": "2"})

@@ -460,7 +460,8 @@ def restore(settings: Json) -> Json:
     if not settings.get("allow_restart", True) and _needs_restart(unit, state):
         raise Failed(f"{unit} runs with the probe, and debug_probes_allow_restart is false: nothing was changed")
     if state is not None:
-        write_state(path, {**state, "phase": "restoring"})
+        with contextlib.suppress(OSError):  # records that filled the disk must not keep the probe on
+            write_state(path, {**state, "phase": "restoring"})
     dropin, root, records = dropin_path(unit), Path(settings["root"]), Path(settings["records"])
     _remove(dropin)
     if state is None or not state["dropin_directory"]:
@@ -569,8 +570,11 @@ def main() -> int:
             settings = {**state["settings"], "do": "restore"}
         with alone(settings["do"]):
             result = verbs[settings["do"]](settings)
-    except Failed as error:
-        print(json.dumps({"failed": str(error)}))
+    except (Failed, OSError) as error:  # an OSError: a full disk, for example
+        text = str(error)
+        if isinstance(error, OSError):
+            text = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+        print(json.dumps({"failed": text}))
         return FAILED
     print(json.dumps(result))
     return DIFFERENT if result.get("differences") and not settings.get("accept_differences") else 0

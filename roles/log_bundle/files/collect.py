@@ -1,9 +1,10 @@
 """Collect logs and state of one service into a private directory of this host, secrets masked.
 
 Sent to the host in one piece with `pivot.redact` (see `pivot.bundle.collector`). Standard library only, Python 3.9.
-Argument: JSON with ``rows`` (of `pivot.bundle.table`), ``unit``, ``total_limit`` in bytes and ``directories`` (where
-the private directory may be made). Prints one JSON object: ``staging``, ``entries`` (one for each file, or for what is
-missing with the reason), ``context``. Exits 1 with one sentence, and leaves nothing behind, when that is impossible.
+Argument: JSON with ``rows`` (of `pivot.bundle.table`), ``unit``, ``total_limit`` in bytes, ``directories`` (where the
+private directory may be made) and ``owner`` (for whom: what an interrupted run left for the same one goes). Prints one
+JSON object: ``staging``, ``entries`` (one for each file, or for what is missing with the reason), ``context``.
+Exits 1 with one sentence, and leaves nothing behind, when that is impossible.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 from pivot.redact import MASK, Redactor, secret_name, secret_values
 
 PREFIX = "pivot-bundle-"
-STALE_SECONDS = 6 * 3600  # a staging directory this old belongs to a run that died
+STALE_SECONDS = 6 * 3600  # a staging directory this old belongs to a run that died, whoever it was for
 TIMEOUT = 60
 MAX_LINE = 1 << 20
 BLOCK = 1 << 18
@@ -503,19 +504,17 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def make_staging(directories: list[str]) -> tuple[Path, int]:
+def make_staging(directories: list[str], owner: str) -> tuple[Path, int]:
     """A new private directory where there is most room, and the bytes that may be put there."""
+    own = f"{PREFIX}{owner}-"
     usable = [name for name in directories if os.path.isdir(name) and os.access(name, os.W_OK)]
     if not usable:
         sys.exit("there is no writable directory for the bundle among " + ", ".join(directories))
     for name in usable:
         for old in Path(name).glob(PREFIX + "*"):
             found = old.lstat()
-            if (
-                stat.S_ISDIR(found.st_mode)
-                and found.st_uid == os.getuid()
-                and time.time() - found.st_mtime > STALE_SECONDS
-            ):
+            dead = old.name.startswith(own) or time.time() - found.st_mtime > STALE_SECONDS
+            if dead and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
                 shutil.rmtree(old)
     # the first is preferred; another only when it has more than the first can give
     free = {name: shutil.disk_usage(name).free for name in usable}
@@ -523,7 +522,7 @@ def make_staging(directories: list[str]) -> tuple[Path, int]:
     room = free[best] - KEEP_FREE if free[best] > 2 * KEEP_FREE else free[best] // 2
     if room < 1 << 16:
         sys.exit(f"no room for a bundle: {best} has {free[best]} bytes free")
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=best)), room
+    return Path(tempfile.mkdtemp(prefix=own, dir=best)), room
 
 
 def stop(number: int, _frame: object) -> None:
@@ -540,7 +539,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must not leave the secrets it has read
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, stop)
-    staging, room = make_staging(request["directories"])
+    staging, room = make_staging(request["directories"], request["owner"])
     done = False
     try:
         collector = Collector(request, staging, min(request["total_limit"], room))
