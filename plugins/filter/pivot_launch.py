@@ -27,6 +27,11 @@ def restart_finding(reasons: Sequence[str], subject: str) -> dict[str, str]:
     return launch.restart_finding(subject, reasons).as_dict()
 
 
+def space(free: Mapping[str, int], subject: str) -> list[dict[str, str]]:
+    """Findings about full file systems, as dictionaries."""
+    return [finding.as_dict() for finding in launch.space(subject, free)]
+
+
 class FilterModule:
     """Filters about launching a server."""
 
@@ -43,6 +48,7 @@ class FilterModule:
             "pivot_launch_restart_finding": restart_finding,
             "pivot_launch_restart_reasons": launch.restart_reasons,
             "pivot_launch_sha256": launch.sha256,
+            "pivot_launch_space": space,
             "pivot_launch_unit_words": launch.unit_words,
             "pivot_launch_view_digest": launch.view_digest,
             "pivot_logs_cause": logs.cause,

@@ -29,6 +29,8 @@ RESERVED = {
     "port": "sglang_server_port",
     "speculative-draft-model-path": "sglang_server_drafter_path",
 }
+# bytes; the files of a server are some kilobytes, and a disk that full is about to fail anyway
+LEAST_FREE = 4 << 20
 _NAME = re.compile(r"^[A-Z_][A-Z0-9_]*$")
 _FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
 
@@ -182,6 +184,22 @@ def restart_reasons(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> list
         if started.get(path) != digest
     ]
     return reasons
+
+
+def space(subject: str, free: Mapping[str, int]) -> list[Finding]:
+    """Directories whose file system is too full for what a server needs written there. free: bytes by directory."""
+    return [
+        Finding(
+            "SERVER-SPACE",
+            Severity.ERROR,
+            subject,
+            f"{count / (1 << 20):.1f} MiB are free where {path} is, and nothing is written with less than "
+            f"{LEAST_FREE >> 20} MiB",
+            "make room there (df -h on the host); /etc/sglang moves with sglang_server_config_dir",
+        )
+        for path, count in sorted(free.items())
+        if count < LEAST_FREE
+    ]
 
 
 def restart_finding(subject: str, reasons: Sequence[str]) -> Finding:

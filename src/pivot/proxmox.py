@@ -65,6 +65,12 @@ def parse_properties(key: str, value: str) -> dict[str, str]:
     return fields
 
 
+def static_address(config: Mapping[str, str]) -> str | None:
+    """The address that a wanted configuration gives its first interface; None for DHCP or none."""
+    address = parse_properties("net0", config.get("net0", "")).get("ip", "").partition("/")[0]
+    return address if address and address not in ("dhcp", "manual") else None
+
+
 def size_gib(text: str) -> float | None:
     """``700G`` or ``8`` (GiB) as GiB, None when it is no size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -143,6 +144,16 @@ class Container:
                 raise
         return False
 
+    def in_use(self, address: str) -> bool:
+        """Whether a machine has this address already: port 22 answers or refuses within a second."""
+        try:
+            socket.create_connection((address, 22), timeout=1).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # nobody there, or nobody who shows
+            return False
+        return True
+
     def running(self) -> bool:
         """Whether it runs now."""
         with translated(self.subject):
@@ -270,6 +281,16 @@ def _create(container: Container, wanted: Mapping[str, str], *, check: bool) -> 
             container.subject,
             f"vmid {container.vmid} is taken by a guest on another node or of another kind",
             "give proxmox_container_vmid a free id (pvesh get /cluster/nextid)",
+        )
+        return Outcome(findings=[finding])
+    address = proxmox.static_address(wanted)
+    if address and container.in_use(address):
+        finding = Finding(
+            "PVE-ADDRESS-IN-USE",
+            Severity.ERROR,
+            container.subject,
+            f"container {container.vmid} is to be created with the address {address}, which another machine has",
+            "give the host a free address (ansible_host, proxmox_container_net0), or take it from that machine",
         )
         return Outcome(findings=[finding])
     if not check:

@@ -1,3 +1,6 @@
+import urllib.error
+from email.message import Message
+
 import pytest
 
 from pivot import health
@@ -55,3 +58,46 @@ def test_prompts_by_id_or_the_first_ones():
     assert [p["id"] for p in health.select(prompts, ["c"], 2)] == ["c"]
     with pytest.raises(KeyError):
         health.select(prompts, ["z"], 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (
+            urllib.error.HTTPError("u", 401, "Unauthorized", Message(), None),
+            "HEALTH-KEY",
+            "http://h:1 refuses the API key",
+        ),
+        (urllib.error.URLError("no route"), "HEALTH-UNREACHABLE", "http://h:1 does not answer: no route"),
+        (urllib.error.HTTPError("u", 500, "Broken", Message(), None), "HEALTH-UNREACHABLE", "Broken"),
+        (TimeoutError("timed out"), "HEALTH-UNREACHABLE", "timed out"),
+    ],
+)
+def test_a_server_that_cannot_be_asked(error, code, words):
+    finding = health.unreachable("h", "http://h:1", error)
+    assert finding.code == code
+    assert words in finding.message
+
+
+class Saying:
+    """A client whose every answer is the same."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def call(self, path, body=None):
+        assert path == "/v1/chat/completions"
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes"),
+    [
+        ({"choices": [{"message": {"content": "os"}}]}, []),
+        ({"choices": [{"message": {"content": None, "reasoning_content": "hm"}}]}, []),
+        ({"choices": [{"message": {"content": ""}}]}, ["HEALTH-CHAT"]),
+        ({"choices": []}, ["HEALTH-CHAT"]),
+    ],
+)
+def test_a_chat_without_content(answer, codes):
+    assert [finding.code for finding in health.chat("h", Saying(answer))] == codes

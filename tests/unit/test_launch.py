@@ -127,3 +127,16 @@ def test_a_view_is_known_by_its_links_and_its_config():
     digest = launch.view_digest("{}\n", {"model.safetensors": "/models/a/model.safetensors"})
     assert digest == "0025999aff9b2125cb36d9851802f0385600a435a9d72e1466bca90219b2b773"
     assert digest != launch.view_digest("{}\n", {"model.safetensors": "/models/b/model.safetensors"})
+
+
+def test_a_full_disk_is_named_before_anything_is_written():
+    (finding,) = launch.space("infer1", {"/etc/sglang": 1 << 20, "/etc/systemd/system": 1 << 30})
+    assert finding.code == "SERVER-SPACE"
+    assert finding.message.startswith("1.0 MiB are free where /etc/sglang is")
+    assert launch.space("infer1", {"/etc/sglang": 4 << 20}) == []
+
+
+def test_a_restart_that_nobody_consented_to_names_its_reasons():
+    finding = launch.restart_finding("infer1", ["its port is 1", "its key is new"])
+    assert finding.code == "SERVER-RESTART-NEEDED"
+    assert finding.message.endswith("restarted: its port is 1; its key is new")

@@ -98,6 +98,13 @@ def test_a_container_of_another_name_is_somebody_elses():
     assert "'infer'" in finding.message
 
 
+def test_the_address_that_a_configuration_asks_for():
+    assert proxmox.static_address({"net0": "name=eth0,bridge=vmbr0,ip=192.0.2.31/24,gw=192.0.2.1"}) == "192.0.2.31"
+    assert proxmox.static_address({"net0": "name=eth0,bridge=vmbr0,ip=dhcp"}) is None
+    assert proxmox.static_address({"net0": "name=eth0,bridge=vmbr0"}) is None
+    assert proxmox.static_address({}) is None
+
+
 def test_pending_keys_from_the_recording():
     pending = [
         {"key": "dev0", "pending": "/dev/nvidia0,mode=0660", "value": "/dev/nvidia0,mode=0666"},

@@ -1,5 +1,7 @@
 """What `ensure` sends, asked of a container that only remembers; the real one is in molecule/proxmox_container."""
 
+import io
+
 import pytest
 import requests
 from proxmoxer.core import ResourceException
@@ -19,12 +21,16 @@ class Remembering(Container):
         self.node, self.vmid, self.subject = "pve1", 101, "llm01"
         self._config, self._running, self._pending, self._taken = config, running, list(pending), taken
         self.sent = []
+        self.used = {"192.0.2.7"}
 
     def config(self):
         return self._config
 
     def id_taken(self):
         return self._taken
+
+    def in_use(self, address):
+        return address in self.used
 
     def running(self):
         return self._running
@@ -73,6 +79,30 @@ def test_an_id_of_another_guest_is_never_created():
     container = Remembering(None, taken=True)
     assert [finding.code for finding in run(container).findings] == ["PVE-VMID-TAKEN"]
     assert container.sent == []
+
+
+@pytest.mark.parametrize(("ip", "codes"), [("192.0.2.7/24", ["PVE-ADDRESS-IN-USE"]), ("192.0.2.8/24", [])])
+def test_an_address_that_another_machine_has_is_never_given(ip, codes):
+    container = Remembering(None)
+    outcome = run(container, {**WANTED, "net0": f"name=eth0,bridge=vmbr0,ip={ip}"})
+    assert [finding.code for finding in outcome.findings] == codes
+    assert container.sent == ([] if codes else ["create", "start"])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "used"),
+    [(None, True), (ConnectionRefusedError(), True), (TimeoutError(), False), (OSError(113, "No route"), False)],
+)
+def test_an_address_is_in_use_where_port_22_answers_or_refuses(outcome, used, monkeypatch):
+    def connect(place, timeout):
+        assert place == ("192.0.2.7", 22)
+        assert timeout <= 1
+        if outcome:
+            raise outcome
+        return io.BytesIO()  # has a close, as a connection does
+
+    monkeypatch.setattr(proxmox_api.socket, "create_connection", connect)
+    assert Container.in_use(Remembering(None), "192.0.2.7") is used
 
 
 def test_a_container_of_another_name_is_never_touched():

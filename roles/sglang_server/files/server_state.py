@@ -1,8 +1,8 @@
 """What an SGLang service is on this host: files, unit, main process, last start. Standard library only, read-only.
 
-argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], environment: [name]}; prints
-one JSON object. `environment` names the variables whose values are wanted, so that no other variable leaves the host;
-keys are masked in `texts`.
+argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], space: [directory],
+launch, views, environment: [name]}; prints one JSON object. `environment` names the variables whose values are wanted,
+so that no other variable leaves the host; keys are masked in `texts`.
 """
 
 import grp
@@ -42,6 +42,15 @@ def text(path):
     except OSError:
         return None
     return re.sub(r"(?m)^((?:admin-)?api-key): .*$", r'\1: "********"', content)
+
+
+def free_bytes(path):
+    """What may still be written where a directory is or will be."""
+    path = pathlib.Path(path)
+    while not path.is_dir():
+        path = path.parent
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 def running_view(views, launch):
@@ -149,6 +158,7 @@ def main():
         "files": {path: digest(path) for path in given["files"]},
         "modes": {path: mode(path) for path in given["modes"]},
         "texts": {path: text(path) for path in given["texts"]},
+        "free_bytes": {path: free_bytes(path) for path in given["space"]},
         "views": sorted(os.listdir(given["views"])) if os.path.isdir(given["views"]) else [],
         "view": text(pathlib.Path(running_view(given["views"], given["launch"]), "config.json")),
         "unit": unit,
