@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import hashlib
 import json
 import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -153,7 +153,7 @@ class Source:
             raise DescriptionError(f"{wheel} cannot be read as a wheel: {error}") from error
         self.names = frozenset(self._archive.namelist())
 
-    @cached_property
+    @functools.cached_property
     def version(self) -> str:
         """The version its metadata states."""
         for name in sorted(self.names):
@@ -720,9 +720,14 @@ def faults(version: str, facts: Iterable[str], path: Path = DATA / "engine_fault
     given = set(facts)
     return [
         entry
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["faults"]
+        for entry in _known_faults(path)
         if SpecifierSet(entry["versions"]).contains(wanted, prereleases=True) and set(entry.get("when", [])) <= given
     ]
+
+
+@functools.cache
+def _known_faults(path: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(yaml.safe_load(path.read_text(encoding="utf-8"))["faults"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,782 @@
+"""Which layers reach a drafter, and everything else that its files give away."""
+
+import copy
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pivot import descriptions, model
+from pivot.findings import Severity
+from pivot.model import Pair, check, default_layers, facts, ids_for, kept_layers, tensors_of
+
+ROOT = Path(__file__).parents[2]
+CASES = ROOT / "tests/data/field-cases"
+ENGINES = {version: descriptions.load(version) for version in ("0.5.9", "0.5.12", "0.5.13", "0.5.23")}
+OLD, NEW = "0.5.12", "0.5.23"
+ALWAYS, FIRST = "always_plus_one", "plus_one_if_first_is_1"
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+# the numbers of Kimi-K2.5
+TARGET: dict[str, Any] = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "model_type": "kimi_k25",
+    "text_config": {
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "vocab_size": 163840,
+        "max_position_embeddings": 262144,
+        "rope_theta": 50000.0,
+        "rope_scaling": {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096},
+    },
+}
+FLAGS = {"speculative-algorithm": "EAGLE3", "context-length": 131072}
+
+
+def case(name: str) -> Any:
+    return json.loads((CASES / name).read_text())
+
+
+DRAFTER: dict[str, Any] = case("B01b-drafter-config.json")
+HEADER: dict[str, Any] = {
+    "d2t": {"dtype": "I64", "shape": [32000]},
+    "t2d": {"dtype": "BOOL", "shape": [163840]},
+    "fc.weight": {"dtype": "BF16", "shape": [7168, 21504]},
+    "norm.weight": {"dtype": "BF16", "shape": [7168]},
+    "lm_head.weight": {"dtype": "BF16", "shape": [32000, 7168]},
+    "midlayer.self_attn.q_proj.weight": {"dtype": "BF16", "shape": [8192, 14336]},
+    "midlayer.mlp.gate_proj.weight": {"dtype": "BF16", "shape": [18432, 7168]},
+    "midlayer.hidden_norm.weight": {"dtype": "BF16", "shape": [7168]},
+}
+MLA: dict[str, Any] = {
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "model_type": "kimi_k2",
+    "num_hidden_layers": 1,
+    "hidden_size": 7168,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "vocab_size": 163840,
+    "draft_vocab_size": 163840,
+    "max_position_embeddings": 262144,
+    "eagle_config": {IDS: [1, 29, 57], "use_aux_hidden_state": True},
+}
+MLA_HEADER: dict[str, Any] = {
+    "fc.weight": {"dtype": "BF16", "shape": [7168, 21504]},
+    "norm.weight": {"dtype": "BF16", "shape": [7168]},
+    "lm_head.weight": {"dtype": "BF16", "shape": [163840, 7168]},
+    "layers.0.self_attn.q_a_proj.weight": {"dtype": "BF16", "shape": [1536, 14336]},
+    "layers.0.self_attn.kv_b_proj.weight": {"dtype": "BF16", "shape": [16384, 512]},
+}
+
+
+def contract(layers: list[int], convention: str | None, **changes: Any) -> dict[str, Any]:
+    return {"target": "moonshotai/Kimi-K2.5", "layers": layers, "convention": convention, "source": "x", **changes}
+
+
+def pair(version: str = NEW, **changes: Any) -> Pair:
+    values: dict[str, Any] = {"subject": "llm01", "target": TARGET, "drafter": DRAFTER, "flags": FLAGS, **changes}
+    return Pair(version=version, engine=ENGINES.get(version), **values)
+
+
+def with_ids(ids: Any, **changes: Any) -> dict[str, Any]:
+    eagle_config = {"use_aux_hidden_state": True} if ids is None else {IDS: ids, "use_aux_hidden_state": True}
+    return {**DRAFTER, "eagle_config": eagle_config, **changes}
+
+
+def found(pair: Pair) -> list[tuple[str, str]]:
+    return [(finding.code.removeprefix("DRAFTER-"), str(finding.severity)) for finding in check(pair).findings]
+
+
+def text(pair: Pair) -> str:
+    return " ".join(f"{finding.message} | {finding.fix}" for finding in check(pair).findings)
+
+
+def changed(base: Any, path: str, value: Any) -> Any:
+    """A copy with one place changed; ... removes it."""
+    result = copy.deepcopy(base)
+    place = result
+    *parents, last = path.split("/")
+    for key in parents:
+        place = place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return result
+
+
+# --- which ids become which layers
+
+
+@pytest.mark.parametrize(
+    ("ids", "rule", "layers"),
+    [
+        ([2, 30, 58], ALWAYS, (3, 31, 59)),
+        ([1, 29, 57], ALWAYS, (2, 30, 58)),
+        ([2, 30, 58], FIRST, (2, 30, 58)),
+        ([1, 29, 57], FIRST, (2, 30, 58)),
+        ([57, 29, 1], FIRST, (57, 29, 1)),
+        ([1], FIRST, (2,)),
+        ([-1, 3], ALWAYS, (0, 4)),
+    ],
+)
+def test_ids_become_layers_by_the_rule(ids, rule, layers):
+    assert kept_layers(ids, rule) == layers
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="not known"):
+        kept_layers([1], "plus_two")
+
+
+@pytest.mark.parametrize(
+    ("layers", "rule", "ids"),
+    [
+        ([2, 30, 58], ALWAYS, (1, 29, 57)),
+        ([3, 31, 59], FIRST, (3, 31, 59)),
+        ([2, 30, 58], FIRST, (2, 30, 58)),
+        ([1, 30, 58], FIRST, (30, 1, 58)),  # as written, the first would shift all of them
+        ([1, 4], FIRST, (4, 1)),
+        ([2], FIRST, (2,)),
+        ([1], FIRST, None),  # [1] means 2 and [0] means 0
+        ([0, 30, 58], FIRST, (0, 30, 58)),
+        ([0, 30, 58], ALWAYS, None),
+    ],
+)
+def test_the_ids_to_write_are_those_that_the_rule_turns_back(layers, rule, ids):
+    assert ids_for(layers, rule) == ids
+    if ids is not None:
+        assert sorted(kept_layers(ids, rule)) == layers
+
+
+def test_the_ids_to_write_are_right_for_any_layers():
+    rng = random.Random(4)  # noqa: S311 - a test that is the same in every run
+    for _ in range(500):
+        layers = sorted(rng.sample(range(rng.choice([8, 61])), rng.choice([2, 3, 5])))
+        for rule in (ALWAYS, FIRST):
+            ids = ids_for(layers, rule)
+            assert (ids is None) == (rule == ALWAYS and layers[0] == 0)
+            assert ids is None or sorted(kept_layers(ids, rule)) == layers
+
+
+def test_the_default():
+    assert default_layers(61) == (2, 30, 58)
+    assert default_layers(8) == (2, 4, 5)
+
+
+# --- the field's cases
+
+B01 = {  # ids, findings on an old SGLang, findings on a new one
+    "a": (None, [], []),
+    "b": ([2, 30, 58], [("SHIFTED", "warning")], []),
+    "c": ([1, 29, 57], [], [("FIRST-IS-1", "info")]),
+    "d": ([2, 30, 60], [("RANGE", "error")], []),
+    "e": ([2, 30, 61], [("RANGE", "error")], [("RANGE", "error")]),
+    "f": (
+        [0, 29, 57],
+        [("SHIFTED", "warning"), ("MIXED", "warning")],
+        [("EMBEDDING", "warning"), ("MIXED", "warning")],
+    ),
+    "g": (
+        [1, 30, 58],
+        [("SHIFTED", "warning"), ("MIXED", "warning")],
+        [("FIRST-IS-1", "warning"), ("MIXED", "warning")],
+    ),
+    "h": ([2, 30], [("COUNT", "error"), ("SHIFTED", "warning")], [("COUNT", "error")]),
+    "j": ([57, 29, 1], [("ORDER", "warning")], [("ORDER", "warning")]),
+}
+EFFECTIVE = {
+    "a": ((2, 30, 58), (2, 30, 58)),
+    "b": ((3, 31, 59), (2, 30, 58)),
+    "c": ((2, 30, 58), (2, 30, 58)),
+    "d": ((3, 31, 61), (2, 30, 60)),
+    "e": ((3, 31, 62), (2, 30, 61)),
+    "f": ((1, 30, 58), (0, 29, 57)),
+    "g": ((2, 31, 59), (2, 31, 59)),
+    "h": ((3, 31), (2, 30)),
+    "j": ((2, 30, 58), (1, 29, 57)),
+}
+
+
+@pytest.mark.parametrize("name", B01)
+def test_b01_ids(name):
+    ids, old, new = B01[name]
+    for version, expected, layers in ((OLD, old, EFFECTIVE[name][0]), (NEW, new, EFFECTIVE[name][1])):
+        given = pair(version, drafter=with_ids(ids))
+        assert found(given) == expected, version
+        assert check(given).layers == layers
+    # the same ids from the deployment instead of the drafter's own config
+    if ids is not None:
+        assert found(pair(NEW, layer_ids=ids)) == new
+
+
+def test_b01_a_says_that_the_default_is_used():
+    assert check(pair(drafter=with_ids(None))).line == (
+        "no ids on 0.5.23 → its default, inputs of layers 2, 30, 58 (outputs of 1, 29, 57); no contract to compare with"
+    )
+
+
+def test_b01_b_suggests_the_ids_and_fails_by_the_contract():
+    given = pair(OLD)
+    assert "inputs of layers 3, 31, 59" in check(given).line
+    assert "write [1, 29, 57]" in text(given)
+    recorded = pair(OLD, contract=contract([2, 30, 58], "input"))
+    assert found(recorded) == [("LAYERS", "error")]
+    assert "sglang_server_layer_ids: [1, 29, 57]" in text(recorded)
+    assert found(pair(OLD, contract=contract([2, 30, 58], "output"))) == []
+    assert found(pair(NEW, contract=contract([2, 30, 58], "input"))) == []
+
+
+def test_b01_d_counts_the_states_that_are_left():
+    given = pair(OLD, drafter=with_ids([2, 30, 60]))
+    assert "inputs of layer" not in text(given)
+    assert "layers 0 to 60: only 2 of 3 states reach fc" in text(given)
+
+
+def test_b01_i_two_findings():
+    given = pair(drafter=case("B01i-drafter-toplevel-ids.json"))
+    assert found(given) == [("KEY", "error"), ("CONTEXT", "error")]
+    assert "[4, 20, 40] would be ignored and the default 2, 30, 58 used" in text(given)
+    assert "reaches 2048 tokens" in text(given)
+
+
+def test_b01_k_six_findings_at_once():
+    drafter = case("B01k-drafter-mla-bad.json")
+    six = {"NUM-LAYERS", "Q-LORA", "HIDDEN", "NO-AUX", "QUANTISED", "NORMS"}
+    assert sorted(found(pair(OLD, drafter=drafter))) == sorted((code, "error") for code in six)
+    # a newer SGLang reads fc_norm and norm_output
+    assert sorted(found(pair(NEW, drafter=drafter))) == sorted((code, "error") for code in six - {"NORMS"})
+
+
+def test_b01_l_two_findings():
+    given = pair(tensors=case("B01l-safetensors-header.json"))
+    assert found(given) == [("FC", "error"), ("D2T", "error")]
+    assert "fc takes 14336 (2 x 7168), but 3 ids give 21504" in text(given)
+    assert "32000 of 163840" in text(given)
+
+
+# --- the line
+
+
+@pytest.mark.parametrize(
+    ("version", "ids", "agreed", "line"),
+    [
+        (
+            NEW,
+            [2, 30, 58],
+            contract([2, 30, 58], "output"),
+            "ids [2, 30, 58] on 0.5.23 → inputs of layers 2, 30, 58 (outputs of 1, 29, 57); "
+            "contract: outputs of 2, 30, 58; DISAGREES; write [3, 31, 59]",
+        ),
+        (
+            NEW,
+            [3, 31, 59],
+            contract([2, 30, 58], "output"),
+            "ids [3, 31, 59] on 0.5.23 → inputs of layers 3, 31, 59 (outputs of 2, 30, 58); "
+            "contract: outputs of 2, 30, 58; agrees",
+        ),
+        (
+            NEW,
+            [1, 29, 57],
+            contract([2, 30, 58], "input"),
+            "ids [1, 29, 57] on 0.5.23 → all raised by 1, as the first is 1: inputs of layers 2, 30, 58 "
+            "(outputs of 1, 29, 57); contract: inputs of 2, 30, 58; agrees",
+        ),
+        (
+            NEW,
+            [1, 29, 57],
+            contract([1, 29, 57], "input"),
+            "ids [1, 29, 57] on 0.5.23 → all raised by 1, as the first is 1: inputs of layers 2, 30, 58 "
+            "(outputs of 1, 29, 57); contract: inputs of 1, 29, 57; DISAGREES; write [29, 1, 57]",
+        ),
+        (
+            NEW,
+            [2, 30, 58],
+            contract([2, 30, 58], None),
+            "ids [2, 30, 58] on 0.5.23 → inputs of layers 2, 30, 58 (outputs of 1, 29, 57); "
+            "contract: layers 2, 30, 58, of inputs or outputs not known; not compared",
+        ),
+        (
+            OLD,
+            [2, 30, 58],
+            contract([-1, 29, 57], "output"),
+            "ids [2, 30, 58] on 0.5.12 → inputs of layers 3, 31, 59 (outputs of 2, 30, 58); "
+            "contract: outputs of -1, 29, 57; DISAGREES; SGLang 0.5.12 cannot keep the embedding",
+        ),
+        (
+            "0.5.7",
+            [2, 30, 58],
+            contract([2, 30, 58], "input"),
+            "ids [2, 30, 58] on 0.5.7 → layers not known; contract: inputs of 2, 30, 58; not compared",
+        ),
+    ],
+)
+def test_the_line_for_people(version, ids, agreed, line):
+    assert check(pair(version, layer_ids=ids, contract=agreed)).line == line
+
+
+def test_the_line_when_no_state_is_kept():
+    off = with_ids([2, 30, 58])
+    off["eagle_config"]["use_aux_hidden_state"] = False
+    assert "no states reach the drafter, as use_aux_hidden_state is False" in check(pair(drafter=off)).line
+    eagle = {**FLAGS, "speculative-algorithm": "EAGLE"}
+    assert "no states reach the drafter, as speculative-algorithm is 'EAGLE'" in check(pair(flags=eagle)).line
+
+
+def test_what_a_header_cannot_show_is_said():
+    assert any("values of d2t cannot be seen" in note for note in check(pair(tensors=HEADER)).notes)
+    assert not any("d2t" in note for note in check(pair()).notes)
+
+
+# --- right configurations have no findings
+
+
+def lab(**changes: Any) -> Pair:
+    manifests = ROOT / "inventory/lab/manifests"
+    target = json.loads((manifests / "kimi-k25-tiny.json").read_text())
+    drafter = json.loads((manifests / "kimi-k25-tiny-eagle3.json").read_text())
+    values: dict[str, Any] = {
+        "target": target["config"],
+        "drafter": drafter["config"],
+        "tensors": tensors_of(drafter),
+        "layer_ids": [3, 5, 7],
+        "flags": {"speculative-algorithm": "EAGLE3", "context-length": 1024, "device": "cpu"},
+        "contract": {"target": "pivot-lab/kimi-k25-tiny", "layers": [3, 5, 7], "convention": "input", "source": "x"},
+        "served": "pivot-lab/kimi-k25-tiny",
+        "revisions": {item["repository"]: item["revision"] for item in (target, drafter)},
+    }
+    return pair(**{**values, **changes})
+
+
+def test_the_lab_is_clean():
+    assert found(lab()) == []
+    assert check(lab()).line == (
+        "ids [3, 5, 7] on 0.5.23 → inputs of layers 3, 5, 7 (outputs of 2, 4, 6); contract: inputs of 3, 5, 7; agrees"
+    )
+
+
+def test_a_drafter_like_the_public_one_is_clean():
+    agreed = contract([2, 30, 58], "input")
+    given = pair(tensors=HEADER, contract=agreed, served="moonshotai/Kimi-K2.5", revisions={"a/b": "54383e83fa34"})
+    assert found(given) == []
+    assert any(note.startswith("rope: theta 1000000.0") for note in check(given).notes)
+
+
+def test_an_mla_drafter_is_clean():
+    agreed = contract([1, 29, 57], "output")
+    assert found(pair(NEW, drafter=MLA, tensors=MLA_HEADER, contract=agreed)) == [("FIRST-IS-1", "info")]
+    assert found(pair(OLD, drafter=MLA, tensors=MLA_HEADER, contract=agreed)) == []
+
+
+# --- the lab's planted faults, several at once
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "said"),
+    [
+        ({"layer_ids": [4, 6, 8]}, ["RANGE", "LAYERS"], "sglang_server_layer_ids: [3, 5, 7]"),
+        ({"layer_ids": [2, 4, 6]}, ["LAYERS"], "sglang_server_layer_ids: [3, 5, 7]"),
+        ({"layer_ids": [0, 5, 7]}, ["LAYERS"], "inputs of layers 0, 5, 7"),
+        ({"layer_ids": [3, 5]}, ["FC", "LAYERS"], "fc takes 288 (3 x 96), but 2 ids give 192"),
+        ({"layer_ids": [3, 5, 8]}, ["RANGE", "LAYERS"], "layers 0 to 7: only 2 of 3"),
+        ({"layer_ids": [-1, 5, 7]}, ["RANGE", "LAYERS"], "-1 does not stand for the embedding"),
+        ({"layer_ids": [3, 3, 7]}, ["IDS"], "names 3 more than once"),
+        ({"flags": {"speculative-algorithm": "EAGLE"}}, ["ALGORITHM"], "write speculative-algorithm: EAGLE3"),
+        ({"served": "pivot-lab/another"}, ["TARGET"], "pivot-lab/another is served"),
+        ({"revisions": {"pivot-lab/x": "main"}}, ["UNPINNED"], "revision of pivot-lab/x is 'main'"),
+    ],
+)
+def test_planted_faults_in_the_lab(changes, expected, said):
+    assert [code for code, _ in found(lab(**changes))] == expected
+    assert said in text(lab(**changes))
+
+
+@pytest.mark.parametrize("ids", [[5, 3, 7], [7, 5, 3], None])
+def test_harmless_look_alikes_in_the_lab(ids):
+    assert not any(severity == "error" for _, severity in found(lab(layer_ids=ids)))
+    assert check(lab(layer_ids=ids)).layers == (3, 5, 7)
+
+
+def test_a_first_1_that_shifts_to_the_right_layers_is_explained():
+    agreed = {"layers": [2, 4, 6], "convention": "input"}
+    given = lab(layer_ids=[1, 3, 5], contract=agreed)
+    assert found(given) == [("FIRST-IS-1", "info")]
+    assert "raises all by 1, to 2, 4, 6" in text(given)
+
+
+def test_many_faults_are_one_list():
+    drafter = changed(changed(with_ids([2, 30]), "vocab_size", 1000), "max_position_embeddings", 512)
+    drafter = changed(drafter, "architectures", ["LlamaForCausalLMEagle9"])
+    codes = {code for code, _ in found(pair(drafter=drafter, revisions={"a/b": None}))}
+    assert {"COUNT", "VOCAB", "CONTEXT", "ARCHITECTURE", "UNPINNED"} <= codes
+
+
+# --- the key
+
+
+@pytest.mark.parametrize(
+    ("version", "top", "own", "expected"),
+    [
+        (NEW, [4, 20, 40], None, [("KEY", "error")]),
+        (NEW, [2, 30, 58], None, [("KEY", "warning")]),
+        (NEW, [1, 29, 57], None, [("KEY", "warning")]),  # nested, they would be raised to the default
+        (OLD, [2, 30, 58], None, [("KEY", "error")]),  # nested, they would be 3, 31, 59
+        (OLD, [1, 29, 57], None, [("KEY", "warning")]),
+        (NEW, [4, 20, 40], [2, 30, 58], [("KEY", "warning")]),
+        (NEW, [2, 30, 58], [2, 30, 58], []),
+        (NEW, "4, 20, 40", None, [("IDS", "error")]),
+    ],
+)
+def test_ids_at_the_top_level(version, top, own, expected):
+    assert found(pair(version, drafter={**with_ids(own), IDS: top})) == expected
+
+
+def test_ids_of_the_deployment_make_the_top_level_harmless():
+    assert found(pair(drafter={**with_ids(None), IDS: [2, 30, 58]}, layer_ids=[2, 30, 58])) == []
+
+
+# --- every other guard, alone: what is changed in a clean drafter, and what it says
+
+DRAFTER_FAULTS = [
+    ("num_hidden_layers", 0, [("CONFIG", "error")], "positive whole number"),
+    ("num_hidden_layers", "1", [("CONFIG", "error")], "num_hidden_layers in the drafter's config.json is '1' (str)"),
+    (
+        "hidden_size",
+        4096,
+        [("FC", "error"), ("HIDDEN", "error"), ("HEAD", "error")],
+        "hidden_size of the drafter is 4096",
+    ),
+    ("target_hidden_size", 4096, [("FC", "error"), ("HIDDEN", "error")], "target_hidden_size of the drafter is 4096"),
+    ("vocab_size", 32000, [("VOCAB", "error"), ("T2D", "warning")], "the target's is 163840"),
+    ("draft_vocab_size", 200000, [("VOCAB", "error"), ("D2T", "error"), ("HEAD", "error")], "larger than vocab_size"),
+    ("draft_vocab_size", ..., [("VOCAB", "error"), ("HEAD", "error")], "would not start"),
+    ("draft_vocab_size", 16000, [("D2T", "error"), ("HEAD", "error")], "not [16000] of draft_vocab_size"),
+    ("max_position_embeddings", 4096, [("CONTEXT", "error")], "write context-length: 4096"),
+    ("rope_theta", 10, [("ROPE", "warning")], "rope_theta of the drafter is 10"),
+    ("rope_theta", -1.0, [("ROPE", "warning")], "-1.0"),
+    ("rope_theta", "1e6", [("ROPE", "warning")], "'1e6'"),
+    (
+        "rope_scaling",
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
+        [("ROPE", "warning")],
+        "reaches 16384 tokens",
+    ),
+    ("architectures", ["LlamaForCausalLM3"], [("ARCHITECTURE", "error")], "has no class LlamaForCausalLM3"),
+    ("architectures", [], [("CONFIG", "error")], "a list with the name of a class"),
+    ("model_type", "novel", [("MODEL-TYPE", "warning")], "'novel'"),
+    ("num_aux_hidden_states", 4, [("COUNT", "error")], "takes 4 states"),
+    ("quantization_config", {"quant_method": "fp8"}, [("QUANTISED", "warning")], "'fp8'"),
+    ("eagle_config/use_aux_hidden_state", False, [("NO-AUX", "error")], "no states are kept"),
+    ("eagle_config", [1], [("CONFIG", "error")], "a JSON object"),
+    (f"eagle_config/{IDS}", [], [("IDS", "error")], "not a list of layer numbers"),
+    (f"eagle_config/{IDS}", "2,30,58", [("IDS", "error")], "'2,30,58'"),
+    (f"eagle_config/{IDS}", [2, "30", 58], [("IDS", "error")], "holds '30' (str)"),
+    (f"eagle_config/{IDS}", [2, True, 58], [("IDS", "error")], "holds True (bool)"),
+    (f"eagle_config/{IDS}", [2, 30.0, 58], [("IDS", "error")], "holds 30.0 (float)"),
+    (f"eagle_config/{IDS}", [2, 10**5000, 58], [("IDS", "error")], "no layer number"),
+    (f"eagle_config/{IDS}", [2, 30, 30], [("IDS", "error")], "names 30 more than once"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "expected", "said"), DRAFTER_FAULTS)
+def test_a_fault_in_the_drafters_config(path, value, expected, said):
+    given = pair(drafter=changed(DRAFTER, path, value), tensors=HEADER)
+    assert found(given) == expected
+    assert said in text(given)
+
+
+HEADER_FAULTS = [
+    ("d2t", ..., [("D2T", "error")], "d2t is missing"),
+    ("d2t", {"dtype": "F32", "shape": [32000]}, [("D2T", "error")], "d2t is F32"),
+    ("d2t", {"dtype": "I32", "shape": [32000]}, [("D2T", "warning")], "I32 instead of I64"),
+    ("d2t", {"dtype": "I64", "shape": [31999]}, [("D2T", "error")], "[31999], not [32000]"),
+    ("d2t", {"dtype": "I64", "shape": [32000, 1]}, [("D2T", "error")], "[32000, 1]"),
+    ("t2d", {"dtype": "BOOL", "shape": [32000]}, [("T2D", "warning")], "not [163840] of vocab_size"),
+    ("t2d", ..., [], ""),
+    ("lm_head.weight", ..., [("HEAD", "error")], "lm_head.weight is missing"),
+    ("lm_head.weight", {"dtype": "BF16", "shape": [163840, 7168]}, [("HEAD", "error")], "not [32000, 7168]"),
+    ("fc.weight", ..., [("WEIGHTS", "error")], "finds no fc.weight"),
+    ("fc.weight", {"dtype": "BF16", "shape": [7168, 28672]}, [("FC", "error")], "(4 x 7168)"),
+    ("fc.weight", {"dtype": "BF16", "shape": [7168, 20000]}, [("FC", "error")], "no multiple of 7168"),
+    ("surprise.weight", {"dtype": "BF16", "shape": [1]}, [("WEIGHTS", "warning")], "no place for surprise.weight"),
+    ("fc_norm.0.weight", {"dtype": "BF16", "shape": [7168]}, [("WEIGHTS", "warning")], "fc_norm.0.weight"),
+    ("midlayer.self_attn.rotary_emb.inv_freq", {"dtype": "F32", "shape": [64]}, [], ""),
+    ("d2t", {"dtype": "I64", "shape": "32000"}, [("HEADER", "error")], "not dtype and shape"),
+    ("d2t", {"dtype": "I64", "shape": [-1]}, [("HEADER", "error")], "not dtype and shape"),
+    ("d2t", "I64", [("HEADER", "error")], "'I64'"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected", "said"), HEADER_FAULTS)
+def test_a_fault_in_the_drafters_header(name, value, expected, said):
+    given = pair(tensors=changed(HEADER, name, value))
+    assert found(given) == expected
+    assert said in text(given)
+
+
+def renamed(header: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {name.replace(old, new): entry for name, entry in header.items()}
+
+
+def test_names_are_judged_by_the_loader_of_the_version():
+    newer = renamed(HEADER, "midlayer.", "layers.0.")
+    llama = {**TARGET["text_config"], "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    assert found(pair(tensors=newer)) == []
+    given = pair("0.5.9", target=llama, tensors=newer, contract=contract([2, 30, 58], "output"))
+    assert ("WEIGHTS", "error") in found(given)
+    assert "finds no weight of its layer among the drafter's tensors; it drops layers.0." in text(given)
+    assert ("WEIGHTS", "error") not in found(pair("0.5.9", target=llama, tensors=HEADER))
+    # the MLA loader puts model. before every name itself
+    wrong = renamed(renamed(MLA_HEADER, "layers.0.", "model.layers.0."), "fc.", "model.fc.")
+    assert ("WEIGHTS", "error") in found(pair(drafter=MLA, tensors=wrong))
+
+
+def test_a_full_draft_vocabulary_needs_neither_d2t_nor_head():
+    drafter = changed(DRAFTER, "draft_vocab_size", None)
+    header = changed(changed(HEADER, "d2t", ...), "lm_head.weight", ...)
+    assert found(pair(drafter=drafter, tensors=header)) == []
+
+
+def test_a_smaller_drafter_needs_an_embedding_of_its_own():
+    drafter = {**DRAFTER, "hidden_size": 4096, "target_hidden_size": 7168}
+    header = changed(HEADER, "lm_head.weight/shape", [32000, 4096])
+    assert found(pair(drafter=drafter, tensors=header)) == [("HIDDEN", "error")]
+    assert found(pair(drafter=drafter, tensors={**header, "embed_tokens.weight": HEADER["norm.weight"]})) == []
+
+
+def test_fc_as_wide_as_the_embedding_is_skipped():
+    drafter = {**with_ids([30]), "num_aux_hidden_states": 1}
+    header = changed(HEADER, "fc.weight/shape", [7168, 7168])
+    assert ("FC", "error") in found(pair(drafter=drafter, tensors=header))
+    assert "skipped silently" in text(pair(drafter=drafter, tensors=header))
+
+
+@pytest.mark.parametrize("asked", [262144, "262144"])
+def test_the_context_may_be_forced(asked):
+    drafter = changed(DRAFTER, "max_position_embeddings", 131072)
+    flags = {**FLAGS, "context-length": asked}
+    assert found(pair(drafter=drafter, flags=flags)) == [("CONTEXT", "error")]
+    forced = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    assert found(pair(drafter=drafter, flags=flags, environment=forced)) == [("CONTEXT", "warning")]
+    assert found(pair(drafter=drafter, flags={**flags, "context-length": 131072})) == []
+    # without the flag, the target's own
+    assert found(pair(drafter=drafter, flags={})) == [("CONTEXT", "error")]
+
+
+def test_a_scaled_context_counts():
+    drafter = {**DRAFTER, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "linear", "factor": 64.0}}
+    assert found(pair(drafter=drafter)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "expected"),
+    [
+        ({"quantization": "modelopt_fp4"}, {}, [("QUANT-INHERITED", "error")]),
+        ({}, {"quantization_config": {"quant_algo": "NVFP4"}}, [("QUANT-INHERITED", "error")]),
+        ({}, {"quantization_config": {"quant_method": "compressed-tensors"}}, [("QUANT-INHERITED", "warning")]),
+        ({"quantization": "unquant"}, {}, []),
+        ({"speculative-draft-model-quantization": "unquant"}, {"quantization_config": {"quant_algo": "NVFP4"}}, []),
+        ({"quantization": "fp8", "speculative-draft-model-quantization": "unquant"}, {}, []),
+    ],
+)
+def test_inherited_quantisation(flags, target, expected):
+    assert found(pair(flags={**FLAGS, **flags}, target={**TARGET, **target})) == expected
+
+
+MLA_FAULTS = [
+    ("num_hidden_layers", 2, [("NUM-LAYERS", "error")]),
+    ("q_lora_rank", None, [("Q-LORA", "error")]),
+    ("q_lora_rank", ..., [("Q-LORA", "error")]),
+    ("target_hidden_size", 4096, [("FC", "error"), ("HIDDEN", "error")]),
+    ("quantization_config", {"quant_algo": "NVFP4"}, [("QUANTISED", "error")]),
+    ("fc_norm", True, [("NORMS", "error")]),
+    ("norm_output", True, [("NORMS", "error")]),
+    ("norm_output", False, []),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "expected"), MLA_FAULTS)
+def test_the_rules_of_mla_drafters(path, value, expected):
+    agreed = contract([1, 29, 57], "output")
+    assert found(pair(OLD, drafter=changed(MLA, path, value), tensors=MLA_HEADER, contract=agreed)) == expected
+
+
+def test_quantised_mla_weights_show_in_the_header():
+    header = changed(MLA_HEADER, "fc.weight/dtype", "F8_E4M3")
+    agreed = contract([1, 29, 57], "output")
+    assert found(pair(OLD, drafter=MLA, tensors=header, contract=agreed)) == [("QUANTISED", "error")]
+
+
+def test_more_than_one_layer_is_a_matter_of_the_class_and_version():
+    drafter = changed(DRAFTER, "num_hidden_layers", 2)
+    assert found(pair(NEW, drafter=drafter)) == []
+    llama = {**TARGET["text_config"], "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    assert ("NUM-LAYERS", "error") in found(pair("0.5.9", target=llama, drafter=drafter))
+
+
+# --- the engine
+
+
+def test_a_target_without_a_setter():
+    given = pair("0.5.9")
+    assert ("TARGET-CLASS", "error") in found(given)
+    assert "KimiK25ForConditionalGeneration of SGLang 0.5.9 has no EAGLE-3 setter" in text(given)
+
+
+def test_a_rule_nobody_verified_is_a_finding_and_no_guess():
+    target = {**TARGET["text_config"], "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    given = pair(target=target, contract=contract([2, 30, 58], "input"))
+    assert found(given) == [("RULE", "warning")]
+    assert check(given).layers is None
+    assert check(pair(target=target, drafter=with_ids(None))).layers is None
+
+
+def test_an_engine_without_a_description():
+    assert found(pair("0.5.7")) == [("ENGINE", "warning")]
+    assert "python -m pivot.descriptions describe WHEEL" in text(pair("0.5.7"))
+
+
+def test_kimi_k2_has_to_be_registered():
+    deepseek = {**TARGET["text_config"], "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    assert ("MODEL-TYPE", "error") in found(pair("0.5.9", target=deepseek, drafter=MLA))
+    assert ("MODEL-TYPE", "error") not in found(pair(OLD, target=deepseek, drafter=MLA))
+
+
+@pytest.mark.parametrize(
+    ("ids", "embedding"), [([0, 30, 58], "0.5.13"), ([-1, 29, 57], "0.5.12"), ([-1, 29, 57], "0.5.9")]
+)
+def test_the_embedding_ends_older_engines(ids, embedding):
+    deepseek = {**TARGET["text_config"], "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    agreed = contract([0, 30, 58], "input")
+    codes = found(pair(embedding, target=deepseek, layer_ids=ids, contract=agreed))
+    assert ("EMBEDDING", "error") in codes
+    assert found(pair(NEW, target=deepseek, layer_ids=[0, 30, 58], contract=agreed)) == []
+
+
+def test_known_faults_of_versions():
+    deepseek = {**TARGET["text_config"], "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    agreed = contract([2, 30, 58], "output")
+    given = pair("0.5.9", target=deepseek, contract=agreed)
+    assert found(given) == [("ENGINE-FAULT", "error")]
+    assert "captured before the drafter's ids are applied" in text(given)
+    eager = {**FLAGS, "disable-cuda-graph": True}
+    assert found(pair("0.5.9", target=deepseek, contract=agreed, flags=eager)) == []
+    assert found(pair("0.5.9", target=deepseek, drafter=with_ids([1, 29, 57]))) == []
+
+
+def test_facts_of_a_deployment():
+    assert facts(pair()) == {"eagle3", "cuda-graphs", "draft-model-type-llama"}
+    assert facts(lab(layer_ids=[3, 5])) == {
+        "eagle3",
+        "cpu",
+        "ids-not-default",
+        "ids-not-three",
+        "draft-model-type-llama",
+    }
+    assert "eagle3" not in facts(pair(flags={"speculative-algorithm": "NGRAM"}))
+
+
+# --- the contract
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("text", [("CONTRACT", "error")]),
+        (contract([2, 30, 58], "both"), [("CONTRACT", "error")]),
+        (contract([2, 30, 99], "input"), [("CONTRACT", "error")]),
+        (contract([58, 30, 2], "input"), [("CONTRACT", "warning")]),
+        (contract("2", "input"), [("IDS", "error")]),  # type: ignore[arg-type]  # what a person may write
+        (contract([2, 30, 58], None), []),
+        ({}, []),
+    ],
+)
+def test_a_contract_that_cannot_be_used(value, expected):
+    assert found(pair(contract=value)) == expected
+
+
+# --- input that is broken
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 7, True, [[]]])
+def test_what_is_no_config_is_one_sentence(value):
+    assert ("CONFIG", "error") in found(pair(target=value))
+    assert ("CONFIG", "error") in found(pair(drafter=value))
+    assert "not a JSON object" in text(pair(drafter=value))
+
+
+def test_a_small_target_says_that_the_default_names_a_layer_twice():
+    given = pair(target=changed(TARGET, "text_config/num_hidden_layers", 5), drafter=with_ids(None))
+    assert ("RANGE", "error") in found(given)
+
+
+JUNK: list[Any] = [
+    None, True, 0, -1, 3, 10**30, 10**5000, -(10**5000), 1.5, float("nan"), float("inf"), "", "1", "x" * 9999,
+    "\ud800", [], {}, [None], [[]], {"a": 1}, [1, 2, 3], [10**5000], {"factor": float("nan")}, b"bytes", {1: 2},
+    {"shape": [2]},
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place within nested mappings and lists."""
+    items = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
+    return [path, *(place for key, item in items for place in places(item, (*path, key)))]
+
+
+def test_random_damage_gives_findings_and_no_traceback():
+    rng = random.Random(20261129)  # noqa: S311 - the same in every run
+    keys = [IDS, "target_hidden_size", "num_aux_hidden_states", "rope_parameters", "quantization_config", *model.NORMS]
+    base = {
+        "target": TARGET,
+        "drafter": {**DRAFTER, **dict.fromkeys(keys)},
+        "tensors": HEADER,
+        "layer_ids": [2, 30, 58],
+        "contract": contract([2, 30, 58], "input"),
+        "revisions": {"a/b": "54383e83fa34"},
+    }
+    start = time.monotonic()
+    for _ in range(1500):
+        given = copy.deepcopy(base)
+        if rng.random() < 0.4:
+            given["drafter"] = copy.deepcopy(MLA)
+        for _ in range(rng.randint(1, 4)):
+            *parents, last = rng.choice([place for place in places(given) if place])
+            place: Any = given
+            for key in parents:
+                place = place[key]
+            place[last] = copy.deepcopy(rng.choice(JUNK))
+        if not isinstance(given["revisions"], dict):
+            given["revisions"] = {}
+        verdict = check(pair(rng.choice([*ENGINES, "0.5.7", "odd"]), **given))
+        assert all(finding.message and finding.fix is not None for finding in verdict.findings)
+        assert all(len(finding.message) < 1000 for finding in verdict.findings)
+        assert verdict.text()
+    assert time.monotonic() - start < 60
+
+
+def test_a_check_takes_milliseconds():
+    start = time.monotonic()
+    for _ in range(10):
+        check(lab())
+    assert time.monotonic() - start < 2
+
+
+def test_every_error_says_what_to_do():
+    pairs = [pair(drafter=changed(DRAFTER, path, value), tensors=HEADER) for path, value, _, _ in DRAFTER_FAULTS]
+    pairs += [pair(tensors=changed(HEADER, name, value)) for name, value, _, _ in HEADER_FAULTS]
+    for given in pairs:
+        for finding in check(given).findings:
+            assert finding.fix or finding.severity is Severity.INFO, finding.code
+
+
+def test_the_tensors_of_a_manifest_come_together():
+    files = {"a.safetensors": {"fc.weight": {}}, "b.safetensors": {"d2t": {}}}
+    assert tensors_of({"safetensors": files}) == {"fc.weight": {}, "d2t": {}}
+    assert tensors_of({"safetensors": {}}) is None
+    assert tensors_of({}) is None
+    assert tensors_of({"safetensors": [1]}) is None
