@@ -164,7 +164,10 @@ def gaps(entries: Iterable[Mapping[str, Any]], host: str) -> list[Finding]:
                     Severity.INFO if entry["tail"] else Severity.ERROR,
                     subject,
                     f"not whole: {entry['reason']}",
-                    "" if entry["tail"] else "raise log_bundle_log_limit_mib or log_bundle_total_limit_mib",
+                    ""
+                    if entry["tail"]
+                    else "raise log_bundle_log_limit_mib or log_bundle_total_limit_mib; where the host's own volume is "
+                    "the limit, name a larger one in log_bundle_staging_directories",
                 )
             )
     return found
