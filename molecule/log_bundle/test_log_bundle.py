@@ -87,6 +87,12 @@ def test_files_are_as_the_manifest_says(bundle: Path) -> None:
     assert all(entry["reason"] for entry in entries.values() if not entry["sha256"] or entry["truncated"])
 
 
+def test_the_service_was_left_alone(host: Any) -> None:
+    journal = host.check_output("journalctl -u talker -o cat --no-pager")
+    assert journal.count("talker is starting") == 1, journal[:4000]
+    assert journal.count("Started talker.service") == 1, journal[:4000]
+
+
 def test_bundles_are_for_their_owner_alone(bundle: Path) -> None:
     assert bundle.stat().st_mode & 0o077 == 0
     assert [path for path in bundle.rglob("*") if path.stat().st_mode & 0o077] == []
