@@ -144,7 +144,7 @@ class _Config:
         if key not in self._said:
             self._said.add(key)
             what = f"{key} in {self.name}" if key else self.name
-            message = f"{what} is {_short(value)} ({type(value).__name__}), not {right}"
+            message = f"{what} is {_short(value)} ({_kind(value)}), not {right}"
             self.found.add("CONFIG", ERROR, message, f"fetch the pinned revision again, or write {right}")
 
     def integer(self, key: str) -> int | None:
@@ -202,6 +202,12 @@ def _short(value: object) -> str:
         return "a huge number"
 
 
+def _kind(value: object) -> str:
+    """The plain type of a value; Ansible hands on subclasses of its own."""
+    kinds = (bool, int, float, str, list, dict)
+    return next((kind.__name__ for kind in kinds if isinstance(value, kind)), type(value).__name__)
+
+
 def _ids(value: object, where: str, found: _Findings) -> list[int] | None:
     """Layer ids as whole numbers, None when there are none or they cannot be used (then a finding says so)."""
     if value is None:
@@ -212,10 +218,10 @@ def _ids(value: object, where: str, found: _Findings) -> list[int] | None:
         return None
     wrong = [item for item in value if isinstance(item, bool) or not isinstance(item, int) or abs(item) >= LARGEST]
     if wrong:
-        message = f"{where} holds {_short(wrong[0])} ({type(wrong[0]).__name__}), which is no layer number"
+        message = f"{where} holds {_short(wrong[0])} ({_kind(wrong[0])}), which is no layer number"
         found.add("IDS", ERROR, message, right)
         return None
-    ids = list(value)
+    ids = [int(item) for item in value]
     if len(set(ids)) < len(ids):
         twice = next(item for item in ids if ids.count(item) > 1)
         message = f"{where} names {twice} more than once, and a layer is kept once"
@@ -766,8 +772,7 @@ def _quantised(look: _Check) -> None:
     if own or look.pair.flags.get("speculative-draft-model-quantization") is not None:
         return
     flag = look.pair.flags.get("quantization")
-    target = look.whole.mapping("quantization_config") or look.target.mapping("quantization_config")
-    method = str(flag or target.get("quant_method") or target.get("quant_algo") or ("" if not target else "unnamed"))
+    method = str(flag or quantisation(look.pair.target))
     if not method or method == "unquant":
         return
     certain = flag is not None or any(word in method.lower() for word in ("fp4", "modelopt", "awq"))
@@ -853,6 +858,63 @@ PARTS: tuple[Callable[[_Check], None], ...] = (
     _engine, _types, _algorithm, _key, _count, _fc, _aux, _range, _agreement, _order, _convention, _sizes,
     _vocabulary, _context, _rope, _class, _quantised, _weights, _intended, _known_faults,
 )  # fmt: skip
+
+
+def deployed(subject: str, values: Mapping[str, Any], read: Callable[[str], object]) -> Pair | None:
+    """The pair that a host's variables describe, None when it has no drafter or no manifest to go by.
+
+    values: the host's variables, worked out; read: a manifest by its path, as JSON, None when it cannot be read. What
+    the variables lack or get wrong is found where they are looked at themselves.
+    """
+    target = _release(values, values.get("sglang_server_model_path"), read)
+    drafter = _release(values, values.get("sglang_server_drafter_path"), read)
+    if target is None or drafter is None:
+        return None
+    config = values.get("sglang_server_drafter_config")
+    flags, environment = values.get("sglang_server_launch"), values.get("sglang_server_environment")
+    pins = values.get("pivot_pins")
+    models = pins.get("models") if isinstance(pins, Mapping) else None
+    contracts = [
+        pin.get("contract")
+        for pin in (models.values() if isinstance(models, Mapping) else ())
+        if isinstance(pin, Mapping) and all(pin.get(key) == drafter.get(key) for key in ("repository", "revision"))
+    ]
+    version = str(values.get("sglang_engine_version"))
+    return Pair(
+        subject=subject,
+        target=target.get("config"),
+        drafter=config if isinstance(config, Mapping) and config else drafter.get("config"),
+        tensors=tensors_of(drafter),
+        layer_ids=values.get("sglang_server_layer_ids"),
+        version=version,
+        engine=descriptions.load(version),
+        flags=flags if isinstance(flags, Mapping) else {},
+        environment=environment if isinstance(environment, Mapping) else {},
+        contract=next((item for item in contracts if item is not None), None),
+        served=str(target.get("repository")),
+        revisions={str(model.get("repository")): model.get("revision") for model in (target, drafter)},
+    )
+
+
+def _release(values: Mapping[str, Any], path: object, read: Callable[[str], object]) -> Mapping[str, Any] | None:
+    """The manifest of the deployed model that stands at a path, ``<root>/<repository>/<revision>``."""
+    models = values.get("model_weights_models")
+    for model in models if isinstance(models, list) and isinstance(path, str) else ():
+        if not isinstance(model, Mapping) or not model.get("revision"):
+            continue
+        if str(path).rstrip("/").endswith(f"/{model.get('repository')}/{model.get('revision')}"):
+            manifest = read(str(model.get("manifest")))
+            return manifest if isinstance(manifest, Mapping) else None
+    return None
+
+
+def quantisation(target: object) -> str:
+    """The method of a target's checkpoint, empty when it has none."""
+    for config in (target, target.get("text_config") if isinstance(target, Mapping) else None):
+        given = config.get("quantization_config") if isinstance(config, Mapping) else None
+        if isinstance(given, Mapping) and given:
+            return str(given.get("quant_method") or given.get("quant_algo") or "unnamed")
+    return ""
 
 
 def tensors_of(manifest: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pivot import descriptions, model
 from pivot.findings import Severity
-from pivot.model import Pair, check, default_layers, facts, ids_for, kept_layers, tensors_of
+from pivot.model import Pair, check, default_layers, deployed, facts, ids_for, kept_layers, tensors_of
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests/data/field-cases"
@@ -772,6 +773,83 @@ def test_every_error_says_what_to_do():
     for given in pairs:
         for finding in check(given).findings:
             assert finding.fix or finding.severity is Severity.INFO, finding.code
+
+
+# --- from the variables of a host
+
+
+def lab_variables(**changes: Any) -> dict[str, Any]:
+    pins = yaml.safe_load((ROOT / "inventory/lab/group_vars/all/pins.yml").read_text())["pivot_pins"]
+    server = yaml.safe_load((ROOT / "inventory/lab/group_vars/inference/server.yml").read_text())
+    models = [pins["models"]["kimi-k25-tiny"], pins["models"]["kimi-k25-tiny-eagle3"]]
+    return {
+        "pivot_pins": pins,
+        "sglang_engine_version": pins["engines"]["sglang-0.5.23-cpu"]["version"],
+        "model_weights_models": models,
+        "sglang_server_model_path": f"/models/{models[0]['repository']}/{models[0]['revision']}",
+        "sglang_server_drafter_path": f"/models/{models[1]['repository']}/{models[1]['revision']}/",
+        "sglang_server_layer_ids": models[1]["contract"]["layers"],
+        "sglang_server_launch": server["sglang_server_launch"],
+        "sglang_server_environment": server["sglang_server_environment"],
+        **changes,
+    }
+
+
+def read(path: str) -> Any:
+    return json.loads((ROOT / "inventory/lab" / path).read_text())
+
+
+def test_the_labs_variables_describe_a_clean_pair():
+    given = deployed("infer1", lab_variables(), read)
+    assert given is not None
+    assert found(given) == []
+    assert check(given).line.endswith("contract: inputs of 3, 5, 7; agrees")
+    assert given.served == "pivot-lab/kimi-k25-tiny"
+
+
+def test_the_config_of_the_deployment_counts():
+    without = dict(read("manifests/kimi-k25-tiny-eagle3.json")["config"])
+    del without["eagle_config"]
+    given = deployed("infer1", lab_variables(sglang_server_drafter_config=without, sglang_server_layer_ids=None), read)
+    assert given is not None
+    assert found(given) == [("LAYERS", "error")]
+    assert "inputs of layers 2, 4, 5" in check(given).line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sglang_server_drafter_path": None},
+        {"sglang_server_drafter_path": ""},
+        {"sglang_server_model_path": "/models/another/1"},
+        {"model_weights_models": None},
+        {"model_weights_models": [None, 7, {}]},
+        {"pivot_pins": None, "sglang_server_drafter_path": "/elsewhere"},
+    ],
+)
+def test_variables_without_a_pair(changes):
+    assert deployed("infer1", lab_variables(**changes), read) is None
+
+
+def test_a_manifest_that_cannot_be_read_is_no_pair():
+    assert deployed("infer1", lab_variables(), lambda _: None) is None
+    odd = deployed("infer1", lab_variables(pivot_pins={"models": [1]}, sglang_server_launch=3), read)
+    assert odd is not None
+    assert odd.contract is None
+
+
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        (None, ""),
+        ({}, ""),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"text_config": {"quantization_config": {"quant_algo": "NVFP4"}}}, "NVFP4"),
+        ({"quantization_config": {"bits": 4}}, "unnamed"),
+    ],
+)
+def test_how_a_target_is_quantised(target, method):
+    assert model.quantisation(target) == method
 
 
 def test_the_tensors_of_a_manifest_come_together():
