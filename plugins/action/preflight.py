@@ -1,5 +1,6 @@
 """Everything wrong with an inventory, in one list; decisions are those of `pivot`."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,8 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
-from pivot import inventory, launch, pins
-from pivot.findings import Finding
+from pivot import descriptions, inventory, launch, launch_rules, model, pins
+from pivot.findings import Finding, Severity
 from pivot.report import as_result
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -28,13 +29,18 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         variables = task_vars or {}
         place = Path(variables.get("inventory_dir") or PROJECT)
+        self._layers: dict[str, str] = {}
         found = inventory.groups(variables["groups"], place)
         if variables["groups"].get(inventory.CONTAINERS):
             specs = inventory.role_specs(PROJECT / "roles")
             for host in variables["ansible_play_hosts_all"]:
                 found += self._host(host, variables["hostvars"], specs)
             found += inventory.collisions(_addresses(variables["hostvars"], variables["groups"]))
-        return as_result(list(dict.fromkeys(found)), "nothing to object to")
+        result = as_result(list(dict.fromkeys(found)), "nothing to object to")
+        result["msg"] = "\n".join([*(f"{host}: {line}" for host, line in self._layers.items()), result["msg"]])
+        if not result["failed"]:
+            result["pivot_summaries"] = {host: {"layers": line} for host, line in self._layers.items()}
+        return result
 
     def _host(self, subject: str, hostvars: Any, specs: Mapping[str, inventory.Options]) -> list[Finding]:
         # as the inventory says it: the task is delegated, which changes the variables of the connection
@@ -55,6 +61,34 @@ class ActionModule(ActionBase):
         flags, environment = values.get("sglang_server_launch", {}), values.get("sglang_server_environment", {})
         if isinstance(flags, Mapping) and isinstance(environment, Mapping):
             found += launch.check(subject, flags, environment)
+            found += self._engine(subject, values, flags, environment)
+        return found
+
+    def _engine(
+        self, subject: str, values: Mapping[str, Any], flags: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> list[Finding]:
+        """What the pinned engine makes of the launch settings and of the drafter."""
+        version = str(values.get("sglang_engine_version"))
+        try:
+            engine = descriptions.load(version)
+            pair = model.deployed(subject, values, _manifest)
+        except descriptions.DescriptionError as error:
+            fix = "describe the wheel again: python -m pivot.descriptions describe WHEEL"
+            return [Finding("ENGINE-DESCRIPTION", Severity.ERROR, subject, str(error), fix)]
+        settings = launch_rules.Launch(
+            subject=subject,
+            flags=flags,
+            environment=environment,
+            version=version,
+            engine=engine,
+            drafter=bool(values.get("sglang_server_drafter_path")),
+            quantisation=model.quantisation(pair.target) if pair else "",
+        )
+        found = launch_rules.check(settings)
+        if pair:
+            verdict = model.check(pair)
+            self._layers[subject] = verdict.line
+            found += verdict.findings
         return found
 
     def _work_out(self, raw: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -68,6 +102,14 @@ class ActionModule(ActionBase):
             except AnsibleError as error:
                 problems[name] = str(error.message)
         return values, problems
+
+
+def _manifest(path: str) -> object:
+    """A manifest as JSON, None when it cannot be read: the pins say so."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def _type_errors(options: inventory.Options, values: Mapping[str, Any]) -> list[str]:

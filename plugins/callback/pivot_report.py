@@ -118,6 +118,9 @@ class CallbackModule(CallbackBase):
         reported = result.result.get("pivot_summary") or result.result.get("ansible_facts", {}).get("pivot_summary")
         if reported:
             self._hosts.setdefault(result.host.get_name(), {}).update(reported)
+        # a task that runs once for all hosts
+        for host, facts in (result.result.get("pivot_summaries") or {}).items():
+            self._hosts.setdefault(host, {}).update(facts)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Say how it ended."""

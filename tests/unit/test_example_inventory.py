@@ -29,6 +29,20 @@ LOCK = ROOT / "requirements/engine/cuda-py312.lock"
 SPECS = inventory.role_specs(ROOT / "roles")
 VAULT = {"vault_proxmox_password": "made-up-pass", "vault_sglang_api_key": "made-up-key"}
 
+CONFIGS = {  # with the public numbers of these models
+    "kimi-k2.5": {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "model_type": "kimi_k25",
+        "text_config": {
+            "num_hidden_layers": 61,
+            "hidden_size": 7168,
+            "vocab_size": 163840,
+            "max_position_embeddings": 262144,
+        },
+    },
+    "kimi-k2.5-eagle3": json.loads((ROOT / "tests/data/field-cases/B01b-drafter-config.json").read_text()),
+}
+
 TARGET = "pivot_pins.models.kimi-k2.5"
 DRAFTER = "pivot_pins.models.kimi-k2.5-eagle3"
 MAKE_TARGET = "python -m pivot.weights /srv/models/moonshotai/Kimi-K2.5 --repository moonshotai/Kimi-K2.5"
@@ -150,7 +164,7 @@ class Checkout:
             (self.mine / "manifests").mkdir(exist_ok=True)
             manifest = {"format": 1, "repository": repository, "revision": "made-up", "safetensors": {}}
             manifest["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in ("config.json", "model.safetensors")}
-            manifest["config"] = {"eagle_config": {"use_aux_hidden_state": True}}
+            manifest["config"] = CONFIGS[name]
             (self.mine / f"manifests/{name}.json").write_text(json.dumps(manifest))
         sources = self.root.parent / "models"
         for line in re.findall(r"source: (/srv/models/.*)", text):
@@ -282,6 +296,20 @@ def test_preflight_passes_when_they_are_filled(filled):
     done = filled.play("playbooks/preflight.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert report(done.stdout + done.stderr) == []
+
+
+def test_preflight_says_which_layers_reach_the_drafter(filled):
+    done = filled.play("playbooks/preflight.yml")
+    line = (
+        "ids [3, 31, 59] on 0.5.23 → inputs of layers 3, 31, 59 (outputs of 2, 30, 58); "
+        "contract: outputs of 2, 30, 58; agrees"
+    )
+    for host in ("llm01", "llm02"):
+        assert re.search(rf"^{host}\n  layers +{re.escape(line)}$", done.stdout, re.MULTILINE), done.stdout
+    done = filled.play("playbooks/preflight.yml", sglang_server_layer_ids=[2, 30, 58])
+    assert done.returncode == 2, done.stdout
+    assert "contract: outputs of 2, 30, 58; DISAGREES; write [3, 31, 59]" in done.stdout
+    assert {item[0] for item in report(done.stdout + done.stderr)} == {"DRAFTER-LAYERS"}
 
 
 def test_preflight_sees_what_an_operator_gets_wrong_at_once(filled):
