@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pivot import descriptions
+from pivot.configs import LARGEST, Config, Findings, read_ids, read_tensors, short
 from pivot.findings import Finding, Severity
+from pivot.layers import as_outputs, default_layers, ids_for, kept_layers, numbers
 from pivot.wiring import as_inputs
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 IDS = "eagle_aux_hidden_state_layer_ids"
-MOST_IDS = 64
 DEFAULT_COUNT = 3  # states an engine takes when nothing says how many
-LARGEST = 1 << 31  # no size, count or id of a model is larger
 # model types of drafters and targets that come with transformers, not with the engine
 TRANSFORMERS_TYPES = frozenset(
     {
@@ -74,180 +73,6 @@ class Verdict:
         return "\n".join([self.line, *(f"  {note}" for note in self.notes)])
 
 
-# --- which ids become which layers
-
-
-def default_layers(layers: int) -> tuple[int, ...]:
-    """The layer inputs an engine keeps when no ids reach it; they are never shifted."""
-    return (2, layers // 2, layers - 3)
-
-
-def kept_layers(ids: Sequence[int], rule: str) -> tuple[int, ...]:
-    """The layer inputs that ids become, in the order of the ids. ValueError for a rule that is not known."""
-    if rule == "always_plus_one" or (rule == "plus_one_if_first_is_1" and ids and ids[0] == 1):
-        return tuple(value + 1 for value in ids)
-    if rule == "plus_one_if_first_is_1":
-        return tuple(ids)
-    raise ValueError(f"the rule {rule!r} is not known")
-
-
-def ids_for(layers: Sequence[int], rule: str) -> tuple[int, ...] | None:
-    """The ids to write so that exactly these layer inputs are kept, None when the rule has no such ids.
-
-    Where a first id of 1 would shift all of them, another one is put first: states are packed in layer order, so the
-    order of the ids says nothing else.
-    """
-    wanted = sorted(layers)
-    if rule == "always_plus_one":
-        candidates = [[value - 1 for value in wanted]]
-    else:
-        candidates = [wanted, [*wanted[1:2], *wanted[:1], *wanted[2:]], [value - 1 for value in wanted]]
-    for ids in candidates:
-        if all(value >= 0 for value in ids) and sorted(kept_layers(ids, rule)) == wanted:
-            return tuple(ids)
-    return None
-
-
-def _numbers(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _as_outputs(layers: Sequence[int]) -> str:
-    return ", ".join("the embedding" if layer == 0 else str(layer - 1) for layer in layers)
-
-
-# --- reading what others wrote
-
-
-class _Findings:
-    """Findings of one pair, in the order they are found."""
-
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        self.items: list[Finding] = []
-
-    def add(self, code: str, severity: Severity, message: str, fix: str) -> None:
-        self.items.append(Finding(f"DRAFTER-{code}", severity, self.subject, message, fix))
-
-
-class _Config:
-    """One config.json; what has the wrong type is a finding once, and then as if it were missing."""
-
-    def __init__(self, name: str, data: object, found: _Findings) -> None:
-        self.name, self.found = name, found
-        self.data: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
-        self._said: set[str] = set()
-        if not isinstance(data, Mapping):
-            self._wrong("", data, "a JSON object")
-
-    def _wrong(self, key: str, value: object, right: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            what = f"{key} in {self.name}" if key else self.name
-            message = f"{what} is {_short(value)} ({_kind(value)}), not {right}"
-            self.found.add("CONFIG", ERROR, message, f"fetch the pinned revision again, or write {right}")
-
-    def integer(self, key: str) -> int | None:
-        """A positive whole number, None when there is none."""
-        value = self.data.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < LARGEST:
-            self._wrong(key, value, "a positive whole number")
-            return None
-        return value
-
-    def mapping(self, key: str) -> Mapping[str, Any]:
-        """An object, empty when there is none."""
-        value = self.data.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            self._wrong(key, value, "a JSON object")
-            return {}
-        return value
-
-    def text(self, key: str) -> str | None:
-        """A text, None when there is none."""
-        value = self.data.get(key)
-        if value is not None and not isinstance(value, str):
-            self._wrong(key, value, "a text")
-            return None
-        return value
-
-    @property
-    def architecture(self) -> str | None:
-        """The first of its architectures, which is the one that is served."""
-        value = self.data.get("architectures")
-        if isinstance(value, list) and value and isinstance(value[0], str):
-            return value[0]
-        if self.data:
-            self._wrong("architectures", value, "a list with the name of a class")
-        return None
-
-    @property
-    def rope(self) -> tuple[object, Mapping[str, Any]]:
-        """theta and the scaling of the rotary embedding, wherever this generation of configs puts them."""
-        scaling = {**self.mapping("rope_scaling"), **self.mapping("rope_parameters")}
-        theta = self.data.get("rope_theta", scaling.get("rope_theta"))
-        kind = scaling.get("rope_type", scaling.get("type"))
-        return theta, {} if kind in (None, "default") else scaling
-
-
-def _short(value: object) -> str:
-    """A value of somebody else's file, short enough for a sentence."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # a number of more digits than Python spells
-        return "a huge number"
-
-
-def _kind(value: object) -> str:
-    """The plain type of a value; Ansible hands on subclasses of its own."""
-    kinds = (bool, int, float, str, list, dict)
-    return next((kind.__name__ for kind in kinds if isinstance(value, kind)), type(value).__name__)
-
-
-def _ids(value: object, where: str, found: _Findings) -> list[int] | None:
-    """Layer ids as whole numbers, None when there are none or they cannot be used (then a finding says so)."""
-    if value is None:
-        return None
-    right = "write a list of whole numbers, for example [2, 30, 58]"
-    if not isinstance(value, list | tuple) or not 0 < len(value) <= MOST_IDS:
-        found.add("IDS", ERROR, f"{where} is {_short(value)}, not a list of layer numbers", right)
-        return None
-    wrong = [item for item in value if isinstance(item, bool) or not isinstance(item, int) or abs(item) >= LARGEST]
-    if wrong:
-        message = f"{where} holds {_short(wrong[0])} ({_kind(wrong[0])}), which is no layer number"
-        found.add("IDS", ERROR, message, right)
-        return None
-    ids = [int(item) for item in value]
-    if len(set(ids)) < len(ids):
-        twice = next(item for item in ids if ids.count(item) > 1)
-        message = f"{where} names {twice} more than once, and a layer is kept once"
-        found.add("IDS", ERROR, message, "name each layer once")
-        return None
-    return ids
-
-
-def _tensors(value: object, found: _Findings) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-    """The header as name → dtype and shape, None when it is not known or cannot be used."""
-    if value is None:
-        return None
-    entries: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, entry in value.items() if isinstance(value, Mapping) else [("", value)]:
-        dtype = entry.get("dtype") if isinstance(entry, Mapping) else None
-        shape = entry.get("shape") if isinstance(entry, Mapping) else None
-        sizes = isinstance(shape, list | tuple) and all(type(size) is int and 0 <= size < LARGEST for size in shape)
-        if not isinstance(name, str) or not isinstance(dtype, str) or not sizes or not isinstance(shape, list | tuple):
-            message = f"the header of the drafter's weights has {_short(entry)} for {_short(name)}, not dtype and shape"
-            fix = "fetch the pinned revision again and write its manifest anew: python -m pivot.weights"
-            found.add("HEADER", ERROR, message, fix)
-            return None
-        entries[name] = (dtype.upper(), tuple(shape))
-    return entries
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Contract:
     """What a drafter was trained on: layers in the trainer's own numbers, and as layer inputs when that is known."""
@@ -259,42 +84,42 @@ class _Contract:
 
     def __str__(self) -> str:
         if self.convention is None:
-            return f"layers {_numbers(self.layers)}, of inputs or outputs not known"
-        return f"{self.convention}s of {_numbers(self.layers)}"
+            return f"layers {numbers(self.layers)}, of inputs or outputs not known"
+        return f"{self.convention}s of {numbers(self.layers)}"
 
 
-def _contract(value: object, layers: int | None, found: _Findings) -> _Contract | None:
+def _contract(value: object, layers: int | None, found: Findings) -> _Contract | None:
     """The contract of a pin, None when there is none or it cannot be used."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
         found.add(
-            "CONTRACT", ERROR, f"the contract is {_short(value)}, not a mapping", "write target, layers, convention"
+            "CONTRACT", ERROR, f"the contract is {short(value)}, not a mapping", "write target, layers, convention"
         )
         return None
-    numbers = _ids(value.get("layers"), "the contract's layers", found)
+    named = read_ids(value.get("layers"), "the contract's layers", found)
     convention = value.get("convention")
     if convention not in ("input", "output", None):
-        message = f"the contract's convention is {_short(convention)}"
+        message = f"the contract's convention is {short(convention)}"
         found.add("CONTRACT", ERROR, message, "write input, output or null")
         return None
-    if numbers is None:
+    if named is None:
         return None
-    if numbers != sorted(numbers):
-        message = f"the contract's layers {numbers} do not ascend, but states reach fc in the order of the layers"
+    if named != sorted(named):
+        message = f"the contract's layers {named} do not ascend, but states reach fc in the order of the layers"
         fix = (
             "write them ascending, if the trainer also packed them so; otherwise this drafter cannot be served as it is"
         )
         found.add("CONTRACT", WARNING, message, fix)
-    inputs = None if convention is None else as_inputs(numbers, convention)
+    inputs = None if convention is None else as_inputs(named, convention)
     if inputs and layers and not (inputs[0] >= 0 and inputs[-1] < layers):
-        message = f"the contract names {convention}s of {_numbers(numbers)}, but the target has {layers} layers"
+        message = f"the contract names {convention}s of {numbers(named)}, but the target has {layers} layers"
         found.add(
             "CONTRACT", ERROR, message, "correct the contract, or pin the target that the drafter was trained for"
         )
         inputs = None
     target = value.get("target")
-    return _Contract(tuple(numbers), convention, inputs, target if isinstance(target, str) else None)
+    return _Contract(tuple(named), convention, inputs, target if isinstance(target, str) else None)
 
 
 # --- the check
@@ -305,13 +130,13 @@ class _Check:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.found = _Findings(pair.subject)
+        self.found = Findings(pair.subject)
         self.notes: list[str] = []
-        self.whole = _Config("the target's config.json", pair.target, self.found)
+        self.whole = Config("the target's config.json", pair.target, self.found)
         text = self.whole.mapping("text_config")
-        self.target = _Config("text_config of the target's config.json", text, self.found) if text else self.whole
-        self.drafter = _Config("the drafter's config.json", pair.drafter, self.found)
-        self.tensors = _tensors(pair.tensors, self.found)
+        self.target = Config("text_config of the target's config.json", text, self.found) if text else self.whole
+        self.drafter = Config("the drafter's config.json", pair.drafter, self.found)
+        self.tensors = read_tensors(pair.tensors, self.found)
         self.layers = self.target.integer("num_hidden_layers")
         self.contract = _contract(pair.contract, self.layers, self.found)
         engine = pair.engine or {}
@@ -321,8 +146,8 @@ class _Check:
         self.hidden_in = self.drafter.integer("target_hidden_size") or self.drafter.integer("hidden_size")
         eagle_config = self.drafter.mapping("eagle_config")
         where = f"eagle_config.{IDS} of the drafter's config.json"
-        self.own = None if pair.layer_ids is not None else _ids(eagle_config.get(IDS), where, self.found)
-        self.ids = _ids(pair.layer_ids, "sglang_server_layer_ids", self.found) or self.own
+        self.own = None if pair.layer_ids is not None else read_ids(eagle_config.get(IDS), where, self.found)
+        self.ids = read_ids(pair.layer_ids, "sglang_server_layer_ids", self.found) or self.own
         # ids that are there and cannot be used are no reason to reckon with the default
         self.readable = self.ids is not None or (pair.layer_ids is None and eagle_config.get(IDS) is None)
         self.use_aux = eagle_config.get("use_aux_hidden_state", True)
@@ -339,8 +164,8 @@ class _Check:
         """The setting that keeps all states from the drafter, empty when there is none."""
         given = self.pair.flags.get("speculative-algorithm")
         if given is not None and str(given).upper() != "EAGLE3":
-            return f"speculative-algorithm is {_short(given)}"
-        return "" if self.use_aux else f"use_aux_hidden_state is {_short(self.use_aux)}"
+            return f"speculative-algorithm is {short(given)}"
+        return "" if self.use_aux else f"use_aux_hidden_state is {short(self.use_aux)}"
 
     def context(self) -> int | None:
         """Tokens a request may have."""
@@ -395,7 +220,7 @@ def _line(look: _Check, kept: tuple[int, ...] | None) -> str:
             line += "its default, "
         elif look.rule == "plus_one_if_first_is_1" and ids[0] == 1:
             line += "all raised by 1, as the first is 1: "
-        line += f"inputs of layers {_numbers(kept)} (outputs of {_as_outputs(kept)})"
+        line += f"inputs of layers {numbers(kept)} (outputs of {as_outputs(kept)})"
     if contract is None:
         return f"{line}; no contract to compare with"
     line += f"; contract: {contract}"
@@ -451,7 +276,7 @@ def _types(look: _Check) -> None:
         if kind is None or kind in known or config.data.get("auto_map"):
             continue
         certain = kind == "kimi_k2"  # in no transformers; a KeyError in CONFIG_MAPPING (sglang issue 25673)
-        message = f"model_type {_short(kind)} of {config.name} is none that SGLang {look.pair.version} registers"
+        message = f"model_type {short(kind)} of {config.name} is none that SGLang {look.pair.version} registers"
         fix = "pin an SGLang that knows it, or make sure that the transformers of its lock does"
         look.found.add("MODEL-TYPE", ERROR if certain else WARNING, message, fix)
 
@@ -461,7 +286,7 @@ def _algorithm(look: _Check) -> None:
     given = look.pair.flags.get("speculative-algorithm")
     name = look.drafter.architecture or ""
     if given is not None and str(given).upper() != "EAGLE3" and "eagle3" in name.lower():
-        message = f"speculative-algorithm is {_short(given)}, but {name} is an EAGLE-3 drafter: no states would be kept"
+        message = f"speculative-algorithm is {short(given)}, but {name} is an EAGLE-3 drafter: no states would be kept"
         look.found.add("ALGORITHM", ERROR, message, "write speculative-algorithm: EAGLE3 into sglang_server_launch")
 
 
@@ -470,7 +295,7 @@ def _key(look: _Check) -> None:
     if look.drafter.data.get(IDS) is None:
         return
     where = f"{IDS} at the top level of the drafter's config.json"
-    top = _ids(look.drafter.data[IDS], where, look.found)
+    top = read_ids(look.drafter.data[IDS], where, look.found)
     if top is None or not look.readable:
         return
     fix = f"write sglang_server_layer_ids: {top}, which puts them under eagle_config"
@@ -482,10 +307,10 @@ def _key(look: _Check) -> None:
     default = default_layers(look.layers) if look.layers else ()
     meant = kept_layers(top, look.rule) if look.rule else tuple(top)
     if sorted(meant) == sorted(default):
-        message = f"{where} is not read; {top} happen to be the default layers {_numbers(default)}"
+        message = f"{where} is not read; {top} happen to be the default layers {numbers(default)}"
         look.found.add("KEY", WARNING, message, fix)
     else:
-        message = f"{where} is not read, so {top} would be ignored and the default {_numbers(default)} used"
+        message = f"{where} is not read, so {top} would be ignored and the default {numbers(default)} used"
         look.found.add("KEY", ERROR, message, fix)
 
 
@@ -530,7 +355,7 @@ def _fc(look: _Check) -> None:
 def _aux(look: _Check) -> None:
     """Whether states are asked for at all."""
     if not look.use_aux:
-        message = f"eagle_config.use_aux_hidden_state is {_short(look.use_aux)}: no states are kept and fc is skipped"
+        message = f"eagle_config.use_aux_hidden_state is {short(look.use_aux)}: no states are kept and fc is skipped"
         look.found.add("NO-AUX", ERROR, message, "write use_aux_hidden_state: true")
 
 
@@ -540,12 +365,12 @@ def _range(look: _Check) -> None:
     if kept is None or layers is None:
         return
     if len(set(kept)) < len(kept):
-        message = f"the default layers of a target with {layers} are {_numbers(kept)}, and a layer is kept once"
+        message = f"the default layers of a target with {layers} are {numbers(kept)}, and a layer is kept once"
         look.found.add("RANGE", ERROR, message, "set sglang_server_layer_ids")
     outside = [layer for layer in kept if not 0 <= layer < layers]
     if outside:
         word = "input of layer" if len(outside) == 1 else "inputs of layers"
-        message = f"{word} {_numbers(outside)} would be kept, but the target has layers 0 to {layers - 1}"
+        message = f"{word} {numbers(outside)} would be kept, but the target has layers 0 to {layers - 1}"
         message += f": only {len(kept) - len(outside)} of {len(kept)} states reach fc"
         if -1 in outside:
             message += "; -1 does not stand for the embedding"
@@ -573,7 +398,7 @@ def _agreement(look: _Check) -> None:
     kept, contract = look.kept(), look.contract
     if kept is None or contract is None or contract.inputs is None or kept == contract.inputs:
         return
-    message = f"the inputs of layers {_numbers(kept)} would reach the drafter, which was trained on the {contract}"
+    message = f"the inputs of layers {numbers(kept)} would reach the drafter, which was trained on the {contract}"
     look.found.add("LAYERS", ERROR, message, _fix(look, _write(look, contract.inputs)))
 
 
@@ -593,7 +418,7 @@ def _order(look: _Check) -> None:
         look.found.add("ORDER", INFO if agreed else WARNING, message, fix)
     if one and ids[0] == 1:
         plain = look.layers is not None and kept == tuple(sorted(default_layers(look.layers)))
-        message = f"the first id is 1, so SGLang {look.pair.version} raises all by 1, to {_numbers(kept)}"
+        message = f"the first id is 1, so SGLang {look.pair.version} raises all by 1, to {numbers(kept)}"
         quiet = compared or plain  # a contract that disagrees is an error of its own
         fix = "" if quiet else f"write {list(ids_for(ids, look.rule or '') or ())} if these inputs are meant"
         look.found.add("FIRST-IS-1", INFO if quiet else WARNING, message, fix)
@@ -607,14 +432,14 @@ def _convention(look: _Check) -> None:
     inside = all(0 <= layer < layers for layer in kept)
     default = default_layers(layers)
     if look.rule == "always_plus_one" and inside and kept != tuple(sorted(default)):
-        message = f"SGLang {look.pair.version} raises all ids by 1: {ids} are the inputs of layers {_numbers(kept)}"
+        message = f"SGLang {look.pair.version} raises all ids by 1: {ids} are the inputs of layers {numbers(kept)}"
         lower = ids_for(ids, look.rule)
-        fix = f"if inputs of {_numbers(ids)} are meant, write {list(lower)}" if lower else "record the convention"
+        fix = f"if inputs of {numbers(ids)} are meant, write {list(lower)}" if lower else "record the convention"
         look.found.add("SHIFTED", WARNING, message, f"{fix}; record the convention in the drafter's contract")
     rest = tuple(ids[1:])
     outputs, inputs = tuple(layer - 1 for layer in default), default
     if len(ids) == DEFAULT_COUNT and ((rest == outputs[1:] and ids[0] != 1) or (rest == inputs[1:] and ids[0] == 1)):
-        message = f"the ids {ids} mix two ways of counting: {_numbers(rest)} and {ids[0]} do not belong together"
+        message = f"the ids {ids} mix two ways of counting: {numbers(rest)} and {ids[0]} do not belong together"
         look.found.add("MIXED", WARNING, message, "ask how its trainer counts, and record it in the drafter's contract")
 
 
@@ -727,7 +552,7 @@ def _rope(look: _Check) -> None:
     theta, scaling = look.drafter.rope
     other, others = look.target.rope
     if theta is not None and _positive(theta) < 1000:
-        message = f"rope_theta of the drafter is {_short(theta)}; values from 10000 on are usual"
+        message = f"rope_theta of the drafter is {short(theta)}; values from 10000 on are usual"
         look.found.add("ROPE", WARNING, message, "compare it with the one it was trained with")
     reach = int(_positive(scaling.get("original_max_position_embeddings")) * _positive(scaling.get("factor")))
     asked = look.context()
@@ -737,7 +562,7 @@ def _rope(look: _Check) -> None:
     mine, its = (theta, scaling.get("factor")), (other, others.get("factor"))
     if mine != its:
         look.notes.append(
-            f"rope: theta {_short(theta)}, factor {_short(mine[1])} here, {_short(other)} and {_short(its[1])} in the "
+            f"rope: theta {short(theta)}, factor {short(mine[1])} here, {short(other)} and {short(its[1])} in the "
             "target; both can be right, it is a matter of the drafter's training"
         )
 
@@ -764,7 +589,7 @@ def _quantised(look: _Check) -> None:
     others = {dtype for name, (dtype, _) in (look.tensors or {}).items() if not name.endswith(("d2t", "t2d"))} - FLOATS
     if own or (others and look.kind.get("float_only")):
         what = own.get("quant_method", own.get("quant_algo", "some method")) if own else ", ".join(sorted(others))
-        message = f"the drafter's weights are quantised ({_short(what)})"
+        message = f"the drafter's weights are quantised ({short(what)})"
         certain = bool(look.kind.get("float_only"))
         if certain:
             message += f", but {look.drafter.architecture} takes BF16, F16 and F32 only"
@@ -776,7 +601,7 @@ def _quantised(look: _Check) -> None:
     if not method or method == "unquant":
         return
     certain = flag is not None or any(word in method.lower() for word in ("fp4", "modelopt", "awq"))
-    message = f"the drafter is not quantised, but would inherit {_short(method)} of the target"
+    message = f"the drafter is not quantised, but would inherit {short(method)} of the target"
     fix = "write speculative-draft-model-quantization: unquant into sglang_server_launch"
     look.found.add("QUANT-INHERITED", ERROR if certain else WARNING, message, fix)
 
@@ -843,7 +668,7 @@ def _intended(look: _Check) -> None:
         look.found.add("TARGET", ERROR, message, "pin the drafter of this target, or correct the contract")
     for repository, revision in sorted(look.pair.revisions.items()):
         if not isinstance(revision, str) or not re.fullmatch(r"[0-9a-f]{7,64}", revision):
-            message = f"the revision of {repository} is {_short(revision)}, which can come to mean other files"
+            message = f"the revision of {repository} is {short(revision)}, which can come to mean other files"
             look.found.add("UNPINNED", WARNING, message, "pin a commit; drafters are republished in place")
 
 

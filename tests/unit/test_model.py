@@ -12,7 +12,8 @@ import yaml
 
 from pivot import descriptions, model
 from pivot.findings import Severity
-from pivot.model import Pair, check, default_layers, deployed, facts, ids_for, kept_layers, tensors_of
+from pivot.layers import default_layers, ids_for, kept_layers
+from pivot.model import Pair, check, deployed, facts, tensors_of
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests/data/field-cases"
