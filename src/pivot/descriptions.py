@@ -102,7 +102,10 @@ HOOKS = (
     "sglang.srt.models.kimi_k25_eagle3.Eagle3MLAModel.__init__",
 )
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_params", "annotation", "returns"})
-_VARIABLE = re.compile(r"""["']((?:SGLANG|SGL)_[A-Z0-9_]+)["']""")
+# a name in quotes; one that ends in _ is the beginning of names that are put together
+_VARIABLE = re.compile(r"""["']((?:SGLANG|SGL)_[A-Z0-9_]+)["'{]""")
+_COMPILED_VARIABLE = re.compile(rb"\b(?:SGLANG|SGL)_[A-Z0-9_]+")
+_SOURCES = (".py", ".cu", ".cuh", ".cpp", ".h")
 
 
 class DescriptionError(ValueError):
@@ -169,8 +172,14 @@ class Source:
             return ""
         if self._archive.getinfo(name).file_size > LARGEST:
             raise DescriptionError(f"{name} in {self.wheel} is larger than any source file")
+        return self.data(name).decode("utf-8-sig", errors="replace")
+
+    def data(self, name: str) -> bytes:
+        """One file's bytes; DescriptionError when it cannot be read or is larger than anything compiled is."""
+        if self._archive.getinfo(name).file_size > 8 * LARGEST:
+            raise DescriptionError(f"{name} in {self.wheel} is larger than any compiled file")
         try:
-            return self._archive.read(name).decode("utf-8-sig", errors="replace")
+            return self._archive.read(name)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
             raise DescriptionError(f"{name} in {self.wheel} cannot be read: {error}") from error
 
@@ -408,16 +417,15 @@ def _parser(node: ast.expr) -> str:
 def read_environment(source: Source) -> dict[str, Any]:
     """``variables``: name → kind (bool, int, float, str, json, tuple; null: read somewhere, not through the
     registry); ``booleans``: what its parser of booleans takes after lower-casing, which strips nothing;
-    ``deprecated``: the names it only warns about.
+    ``deprecated``: the names it only warns about; ``families``: beginnings of names that are put together.
     """
     tree = source.tree(f"{SRT}/environ.py")
     if tree is None:
         raise DescriptionError(f"{source.wheel} has no {SRT}/environ.py that could be read")
     classes = _classes(tree)
-    variables: dict[str, str | None] = {}
-    for name in sorted(source.names):
-        if name.startswith("sglang/") and name.endswith(".py"):
-            variables.update(dict.fromkeys(_VARIABLE.findall(source.text(name))))
+    mentioned = _mentioned(source)
+    families = sorted(name for name in mentioned if name.endswith("_"))
+    variables: dict[str, str | None] = dict.fromkeys(mentioned)
     deprecated: list[str] = []
     for node in tree.body:
         value = getattr(node, "value", None)
@@ -436,8 +444,20 @@ def read_environment(source: Source) -> dict[str, Any]:
     return {
         "booleans": {"true": words[0], "false": words[1]} if len(words) == 2 else None,
         "deprecated": sorted(deprecated),
+        "families": families,
         "variables": {name: variables[name] for name in sorted(variables) if not name.endswith("_")},
     }
+
+
+def _mentioned(source: Source) -> set[str]:
+    """Every name of a variable that stands somewhere in the wheel, in source or compiled."""
+    found: set[str] = set()
+    for name in source.names:
+        if name.startswith("sglang/") and name.endswith(_SOURCES):
+            found.update(_VARIABLE.findall(source.text(name)))
+        elif name.startswith("sglang/") and name.endswith(".so"):
+            found.update(item.decode() for item in _COMPILED_VARIABLE.findall(source.data(name)))
+    return found
 
 
 def _is_key(node: ast.Constant, table: ast.AST | None) -> bool:

@@ -164,8 +164,11 @@ def _variable(name: str, value: object, settings: Mapping[str, Any], version: st
         yield "ENV-DEPRECATED", WARNING, f"{where} is only warned about by SGLang {version}", "remove it"
         return
     if name not in known and new not in known:
-        message = f"{where} is no variable of SGLang {version}, which would ignore it silently"
-        yield "ENV-UNKNOWN", ERROR, message, _meant(name, known)
+        if not new.startswith(tuple(settings.get("families") or ())):
+            # what resembles no name may be read by a companion of SGLang
+            severity = ERROR if difflib.get_close_matches(new, list(known), n=1, cutoff=0.85) else WARNING
+            message = f"{where} is no variable of SGLang {version}, which would ignore it silently"
+            yield "ENV-UNKNOWN", severity, message, _meant(new, known)
         return
     kind, text = known.get(name, known.get(new)), _plain(value)
     words = settings.get("booleans") or {}

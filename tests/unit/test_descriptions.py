@@ -167,12 +167,20 @@ def test_flags_of_annotated_fields(wheel):
 
 
 def test_environment_variables_by_their_parser(wheel):
-    environment = describe(wheel(**{"elsewhere.py": 'os.getenv("SGLANG_READ_ELSEWHERE")\n'}))["environment"]
+    files = {
+        "elsewhere.py": 'os.getenv("SGLANG_READ_ELSEWHERE")\nos.getenv(f"SGLANG_FAMILY_{x}")\n',
+        "kernel.cuh": 'getenv("SGLANG_IN_C")',
+        "core.so": b"\x00\x01SGLANG_COMPILED\x00".decode(),
+    }
+    environment = describe(wheel(**files))["environment"]
+    assert environment["families"] == ["SGLANG_FAMILY_"]
     assert environment["booleans"] == {"true": ["true", "1"], "false": ["false", "0"]}
     assert environment["deprecated"] == ["SGLANG_GONE"]
     assert environment["variables"] == {
+        "SGLANG_COMPILED": None,
         "SGLANG_COUNT": "int",
         "SGLANG_GONE": None,
+        "SGLANG_IN_C": None,
         "SGLANG_OLDER": None,
         "SGLANG_OLD_SWITCH": "bool",
         "SGLANG_READ_ELSEWHERE": None,

@@ -147,6 +147,8 @@ def test_bad_flags(flags, expected, said):
         ("SGLANG_ENABLE_JIT_DEEPGEMM", "off", ["ENV-VALUE error"], "true, 1, yes, y, false, 0, no, n"),
         ("SGLANG_ENABLE_JIT_DEEPGEMM", "", ["ENV-VALUE error"], "''"),
         ("SGLANG_ENABLE_JIT_DEPGEMM", "0", ["ENV-UNKNOWN error"], "did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"),
+        ("SGLANG_QUITE_ANOTHER_THING_OF_A_COMPANION", "0", ["ENV-UNKNOWN warning"], "ignore it silently"),
+        ("SGLANG_CACHE_DIT_SECONDARY_FN", "0", [], ""),  # put together in the source
         ("SGL_ENABLE_JIT_DEEPGEMM", "0", [], ""),
         ("SGLANG_SORT_WEIGHT_FILES", "-1", [], ""),
         ("SGLANG_SORT_WEIGHT_FILES", "many", ["ENV-VALUE error"], "write a number"),
