@@ -83,6 +83,7 @@ class ActionModule(ActionBase):
             engine=engine,
             drafter=bool(values.get("sglang_server_drafter_path")),
             quantisation=model.quantisation(pair.target) if pair else "",
+            capability=str(values.get("gpu_runtime_compute_capability") or "") or None,
         )
         found = launch_rules.check(settings)
         if pair:

@@ -123,14 +123,15 @@ def drafter_config(config: Mapping[str, Any], layer_ids: Sequence[int] | None) -
     rendered = dict(config)
     if layer_ids is not None:
         ids = {"eagle_aux_hidden_state_layer_ids": [int(i) for i in layer_ids]}
-        rendered["eagle_config"] = {**rendered.get("eagle_config", {}), **ids}
+        nested = rendered.get("eagle_config")
+        rendered["eagle_config"] = {**(nested if isinstance(nested, Mapping) else {}), **ids}
     return json.dumps(rendered, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def configured_layer_ids(config: Mapping[str, Any], layer_ids: Sequence[int] | None) -> list[int] | None:
     """The ids that the rendered drafter config holds, None when SGLang's default will be used."""
-    found = json.loads(drafter_config(config, layer_ids)).get("eagle_config", {})
-    ids = found.get("eagle_aux_hidden_state_layer_ids")
+    nested = json.loads(drafter_config(config, layer_ids)).get("eagle_config")
+    ids = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
     return None if ids is None else [int(i) for i in ids]
 
 

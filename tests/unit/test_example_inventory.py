@@ -328,6 +328,16 @@ def test_preflight_sees_what_an_operator_gets_wrong_at_once(filled):
     assert "Traceback" not in text
 
 
+def test_a_backend_without_kernels_for_the_cards_is_refused_before_anything_is_touched(filled):
+    launch_file = yaml.safe_load((filled.root / "inventory/mine/group_vars/inference/server.yml").read_text())
+    flags = {**launch_file["sglang_server_launch"], "attention-backend": "trtllm_mla"}
+    done = filled.play("playbooks/preflight.yml", sglang_server_launch=flags)
+    text = done.stdout + done.stderr
+    assert done.returncode == 2, text
+    assert {item[0] for item in report(text)} == {"LAUNCH-BACKEND"}
+    assert "no kernels for compute capability 12.0" in text
+
+
 def test_an_unknown_profile_names_the_known_ones(filled):
     done = filled.play("playbooks/preflight.yml", nccl_profile="fast")
     assert done.returncode == 2

@@ -88,6 +88,8 @@ def test_layer_ids_go_into_the_nested_key_and_the_original_stays():
     assert launch.configured_layer_ids(config, None) == [1, 2, 3]
     assert launch.configured_layer_ids({}, [3, 5, 7]) == [3, 5, 7]
     assert launch.configured_layer_ids({}, None) is None
+    assert launch.configured_layer_ids({"eagle_config": None}, None) is None
+    assert launch.configured_layer_ids({"eagle_config": [1]}, [3, 5, 7]) == [3, 5, 7]
 
 
 def test_a_server_that_is_as_wanted_needs_no_restart():
