@@ -1,0 +1,493 @@
+"""What an SGLang server on this host is, whoever set it up: read-only, bounded, secrets masked before anything leaves.
+
+Sent in one piece with `pivot.redact` (see `pivot.bundle.collector`). Standard library only, Python 3.9.
+Argument: JSON with ``unit`` and ``pid`` (0: found by itself). Prints one JSON object; exits 3 with {"failed": sentence}
+when there is nothing to look at. What cannot be read is named under ``problems`` as [what, sentence].
+"""
+
+import contextlib
+import glob
+import http.client
+import json
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+from pivot.redact import MASK, Redactor, secret_name, secret_values
+
+FAILED = 3
+MODULE = "sglang.launch_server"
+# names of variables that concern an engine; no other leaves the host
+VARIABLES = ("SGLANG_", "SGL_", "NCCL_", "HF_", "CUDA_", "TORCH", "OMP_", "PYTORCH_")
+# bytes: of a config, of the environment and the command line of a process, of a safetensors header, of an answer
+CONFIG, PROCESS, HEADER, ANSWER = 4 << 20, 2 << 20, 4 << 20, 4 << 20
+MOST_FILES, MOST_TENSORS, DEEPEST, MOST_PACKAGES = 64, 20000, 24, 3000
+LONGEST_NUMBER = 40  # digits; no number of a config has more, and reading thousands of digits takes long
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "C64": 64,
+}  # fmt: skip
+# of what a server says about itself, the part that is shown
+ANSWERED = (
+    "version", "model_path", "served_model_name", "speculative_algorithm", "speculative_draft_model_path",
+    "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "context_length", "tp_size",
+    "attention_backend", "speculative_attention_mode", "quantization", "kv_cache_dtype", "max_total_num_tokens",
+)  # fmt: skip
+
+
+class Failed(Exception):  # noqa: N818 - it is a sentence for a person, not a programming error
+    """Something that a person has to know, in one sentence."""
+
+
+class Look:
+    """What was found; every text goes through the redactor when it is told."""
+
+    def __init__(self):
+        self.redactor = Redactor()
+        self.problems = []
+
+    def problem(self, what, sentence):
+        """Something that could not be read."""
+        self.problems.append([what, sentence])
+
+    def told(self, value, depth=0):
+        """A value as it may leave the host: secrets masked, text that JSON can carry, not nested without end."""
+        if isinstance(value, str):
+            return self.redactor.text(value.encode("utf-8", "replace").decode())
+        if isinstance(value, (dict, list)) and depth > DEEPEST:
+            return "nested too deeply"
+        if isinstance(value, list):
+            return [self.told(item, depth + 1) for item in value]
+        if isinstance(value, dict):
+            return {self.told(str(key)): self.entry(str(key), item, depth) for key, item in value.items()}
+        return value
+
+    def entry(self, key, value, depth):
+        """A value of a mapping; whole masked where its name says secret."""
+        kind = secret_name(key)
+        return MASK if value and isinstance(value, str) and kind not in ("", "token") else self.told(value, depth + 1)
+
+
+# --- reading, bounded
+
+
+def read(path, limit, whole=True):
+    """Bytes of a regular file, at most `limit`; Failed says why not. No pipe or device is waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise Failed(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Failed("is no regular file")
+        try:
+            data = stream.read(limit + 1)
+        except OSError as error:
+            raise Failed(f"cannot be read: {error.strerror}") from None
+    if whole and len(data) > limit:
+        raise Failed(f"has more than {limit >> 20} MiB")
+    return data[:limit]
+
+
+def number(text):
+    """An integer of JSON; one of absurd length stays a text."""
+    return int(text) if len(text) <= LONGEST_NUMBER else f"a number of {len(text)} digits"
+
+
+def parsed(data):
+    """JSON of bytes; Failed when it is none."""
+    try:
+        return json.loads(data.decode("utf-8"), parse_int=number)
+    except UnicodeDecodeError:
+        raise Failed("is not UTF-8") from None
+    except RecursionError:
+        raise Failed("is nested too deeply") from None
+    except ValueError as error:
+        raise Failed(f"is no JSON: {str(error)[:120]}") from None
+
+
+def header(path):
+    """Tensors of a safetensors file, name → dtype and shape; Failed when its header lies about the file."""
+    start = read(path, 8, whole=False)
+    size = os.stat(path).st_size
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > size - 8:
+        raise Failed(f"has {size} bytes, but its header claims {length} alone" if len(start) == 8 else "is truncated")
+    if length > HEADER:
+        raise Failed(f"has a header of more than {HEADER >> 20} MiB")
+    data = parsed(read(path, 8 + length, whole=False)[8:])
+    if not isinstance(data, dict) or len(data) > MOST_TENSORS:
+        raise Failed(f"has a header that is no JSON object of at most {MOST_TENSORS} tensors")
+    data.pop("__metadata__", None)
+    end = 0
+    for name, entry in data.items():
+        end = max(end, tensor(name[:80], entry))
+    if 8 + length + end != size:
+        raise Failed(f"has {size} bytes, but its header describes {8 + length + end}")
+    return {name: {"dtype": entry["dtype"], "shape": entry["shape"]} for name, entry in data.items()}
+
+
+def tensor(name, entry):
+    """Where a tensor ends; Failed when its size is not that of its dtype and shape."""
+    entry = entry if isinstance(entry, dict) else {}
+    shape, offsets, dtype = entry.get("shape"), entry.get("data_offsets"), entry.get("dtype")
+    numbers = [*(shape if isinstance(shape, list) else [-1]), *(offsets if isinstance(offsets, list) else [-1])]
+    if any(type(item) is not int or item < 0 for item in numbers) or len(numbers) > DEEPEST or len(offsets) != 2:
+        raise Failed(f"has a header without usable shape and offsets for {name}")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise Failed(f"has a header with an unknown dtype for {name}")
+    elements = 1
+    for item in shape:
+        elements *= item
+    if (offsets[1] - offsets[0]) * 8 != elements * BITS[dtype]:
+        raise Failed(f"has a header whose bytes for {name} are not those of {dtype} and its shape")
+    return offsets[1]
+
+
+def run(*command):
+    """A command's output, empty when it fails, does not exist or takes long."""
+    try:
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=15, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout[:PROCESS].decode("utf-8", "replace")
+
+
+# --- the process and its unit
+
+
+def words(pid, name):
+    """The NUL-separated texts of /proc/PID/cmdline or environ."""
+    try:
+        data = read(f"/proc/{pid}/{name}", PROCESS, whole=False)
+    except Failed:
+        return []
+    return data.decode("utf-8", "replace").rstrip("\0").split("\0") if data else []
+
+
+def serves(argv):
+    """Whether a command line starts a server."""
+    if MODULE in argv[:-1] and argv[argv.index(MODULE) - 1] == "-m":
+        return True
+    return any(
+        os.path.basename(word) == "sglang" and argv[i + 1 : i + 2] == ["serve"] for i, word in enumerate(argv[:2])
+    )
+
+
+def unit_of(pid):
+    """The systemd service that a process belongs to, empty when it belongs to none."""
+    try:
+        text = read(f"/proc/{pid}/cgroup", 1 << 16, whole=False).decode("utf-8", "replace")
+    except Failed:
+        return ""
+    found = re.findall(r"/([^/\n]+\.service)(?=[/\n]|$)", text)
+    return found[-1] if found else ""
+
+
+def namespace(pid):
+    """The PID namespace of a process."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def servers():
+    """Processes that start a server and whose parent does not; those of this machine itself before containers'."""
+    found = {int(name): words(name, "cmdline") for name in os.listdir("/proc") if name.isdigit()}
+    found = {pid: argv for pid, argv in found.items() if serves(argv)}
+    roots = [pid for pid in sorted(found) if parent(pid) not in found]
+    own = [pid for pid in roots if namespace(pid) == namespace("self")]
+    return own or roots
+
+
+def parent(pid):
+    """The parent of a process, 0 when it is gone."""
+    try:
+        return int(read(f"/proc/{pid}/stat", 4096, whole=False).rpartition(b")")[2].split()[1])
+    except (Failed, IndexError, ValueError):
+        return 0
+
+
+def show(unit):
+    """What systemd knows of a unit; empty without systemd."""
+    names = "LoadState,ActiveState,MainPID,FragmentPath,DropInPaths,User,ExecStart,Environment,EnvironmentFiles"
+    lines = run("systemctl", "show", "--property", names, "--", unit).splitlines() if unit else []
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def choose(given, look):
+    """(pid, unit): of the asked-for unit or process, else of the one that serves. pid 0: it is not running."""
+    wanted, found = given["unit"], servers()
+    if given["pid"]:
+        if not words(given["pid"], "cmdline"):
+            raise Failed(f"there is no process {given['pid']} with a command line here (server_inspect_pid)")
+        return given["pid"], unit_of(given["pid"])
+    of_unit = [pid for pid in found if unit_of(pid) == wanted]
+    facts = show(wanted)
+    if not of_unit and not found:
+        if facts.get("LoadState") == "loaded" and MODULE in facts.get("ExecStart", ""):
+            return 0, wanted
+        raise Failed(f"no SGLang server runs here, and {wanted} is no unit that would start one (server_inspect_unit)")
+    chosen = (of_unit or found)[0]
+    others = [str(pid) for pid in found if pid != chosen]
+    if others:
+        look.problem("several", f"processes {', '.join(others[:8])} serve as well; look at one with server_inspect_pid")
+    return chosen, unit_of(chosen)
+
+
+def planned(facts):
+    """Command line and variables of a unit that is not running, as systemd tells them."""
+    command = re.search(r"argv\[\]=(.*?) ; ", facts.get("ExecStart", ""))
+    try:
+        pairs = shlex.split(facts.get("Environment", ""))
+    except ValueError:
+        pairs = []
+    return command.group(1).split() if command else [], pairs
+
+
+# --- what it was told
+
+
+def flags(argv):
+    """Options of a command line, name → the word behind it; the last one counts."""
+    found = {}
+    for index, word in enumerate(argv):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            behind = argv[index + 1] if index + 1 < len(argv) else ""
+            found[name] = value if equals else behind
+    return found
+
+
+def top_level(text):
+    """The plain values of a YAML file's first level, enough to find files; the controller reads all of it."""
+    found = {}
+    for name, value in re.findall(r"(?m)^[\"']?([A-Za-z][\w-]*)[\"']?[ \t]*:[ \t]*([^\n]*)$", text):
+        found[name.replace("_", "-")] = plain(value.strip())
+    return found
+
+
+def plain(value):
+    """A YAML value of one line as text, without quotes and comments."""
+    if value[:1] == "'":
+        return value[1:].partition("'")[0]
+    if value[:1] == '"':
+        try:
+            return str(json.JSONDecoder().raw_decode(value)[0])
+        except ValueError:
+            return value.strip('"')
+    return re.sub(r"(^|\s)#.*", "", value).strip()
+
+
+class Paths:
+    """Where a path of the process lies for us: relative to its directory, below its root if that is another."""
+
+    def __init__(self, pid, environment):
+        self.environment = environment
+        self.base, self.root = "/", ""
+        if pid:
+            try:
+                self.base = os.readlink(f"/proc/{pid}/cwd")
+                mine, its = os.stat("/"), os.stat(f"/proc/{pid}/root/")
+                if (mine.st_dev, mine.st_ino) != (its.st_dev, its.st_ino):
+                    self.root = f"/proc/{pid}/root"
+            except OSError:
+                pass
+
+    def place(self, path):
+        """The path as this program opens it."""
+        return self.root + os.path.join(self.base, path)
+
+    def model(self, name, revision=""):
+        """The directory of a model: itself, or the snapshot of a repository in the cache of Hugging Face."""
+        direct = self.place(name)
+        if os.path.isdir(direct) or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            return direct
+        home = self.environment.get("HF_HOME") or os.path.join(
+            self.environment.get("HOME") or "/root", ".cache/huggingface"
+        )
+        cache = self.environment.get("HF_HUB_CACHE") or os.path.join(home, "hub")
+        repository = self.place(os.path.join(cache, "models--" + name.replace("/", "--")))
+        wanted = revision or "main"
+        with contextlib.suppress(Failed, ValueError):  # a commit needs no reference
+            wanted = read(f"{repository}/refs/{wanted}", 256).decode("ascii").strip()
+        return f"{repository}/snapshots/{os.path.basename(wanted)}"
+
+
+def config_of(directory, what, look):
+    """config.json of a model, None when it cannot be used: then a problem says so."""
+    path = os.path.join(directory, "config.json")
+    try:
+        return look.told(parsed(read(path, CONFIG)))
+    except Failed as failed:
+        look.problem(what, f"{path} {failed}")
+        return None
+
+
+def tensors_of(directory, look):
+    """Headers of all safetensors files, file → tensors, None when one cannot be used; and all names of files."""
+    paths = sorted(glob.glob(os.path.join(glob.escape(directory), "*.safetensors")))
+    if not paths or len(paths) > MOST_FILES:
+        look.problem("drafter's weights", f"{directory} has {len(paths)} safetensors files, not 1 to {MOST_FILES}")
+        return None
+    found = {}
+    for path in paths:
+        try:
+            found[os.path.basename(path)] = look.told(header(path))
+        except (Failed, OSError) as failed:
+            look.problem("drafter's weights", f"{path} {failed}")
+            return None
+    return found
+
+
+# --- the engine
+
+
+def interpreter(argv, pid, paths):
+    """The Python that runs the server, as its command line names it."""
+    word = argv[0] if argv else ""
+    if word and "/" not in word:
+        places = [os.path.join(item, word) for item in paths.environment.get("PATH", "").split(":") if item]
+        word = next((place for place in places if os.access(paths.place(place), os.X_OK)), "")
+    if word:
+        return os.path.join(paths.base, word)
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
+
+
+def engine(python, paths):
+    """Version of SGLang and the plugins beside it, from what is installed there; nothing is imported."""
+    home = os.path.dirname(os.path.dirname(python))
+    lib = f"{glob.escape(home)}/lib/python3*"
+    patterns = [f"{lib}/site-packages", f"{lib}/dist-packages", "/usr/lib/python3/dist-packages"]
+    patterns += ["/usr/local/lib/python3*/dist-packages"] if home == "/usr" else []
+    patterns += [item for item in paths.environment.get("PYTHONPATH", "").split(":") if item.startswith("/")]
+    version, plugins, seen = "", [], 0
+    for pattern in patterns:
+        for path in sorted(glob.glob(f"{glob.escape(paths.root)}{pattern}/*.dist-info")):
+            seen += 1
+            name, _, rest = os.path.basename(path)[: -len(".dist-info")].partition("-")
+            version = version or (rest if name.lower() == "sglang" else "")
+            if seen <= MOST_PACKAGES and registers(path):
+                plugins.append(f"{name} {rest}")
+    return {"python": python, "version": version, "plugins": plugins[:MOST_FILES]}
+
+
+def registers(path):
+    """Whether a distribution registers plugins of SGLang."""
+    try:
+        return b"[sglang." in read(f"{path}/entry_points.txt", 1 << 16, whole=False)
+    except Failed:
+        return False
+
+
+def server_info(settings, look):
+    """What the running server says about itself, the shown part; asked with the key of its own configuration."""
+    host = settings.get("host") or "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.get('port') or 30000}/server_info"
+    try:
+        request = urllib.request.Request(url)
+        if settings.get("api-key"):
+            request.add_unredirected_header("Authorization", f"Bearer {settings['api-key']}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=10) as answer:
+            data = parsed(answer.read(ANSWER))
+    except (OSError, ValueError, http.client.HTTPException, Failed) as error:
+        look.problem("server_info", f"{url} did not answer: {look.told(str(getattr(error, 'reason', error)))}")
+        return None
+    if not isinstance(data, dict):
+        look.problem("server_info", f"{url} answered no JSON object")
+        return None
+    return look.told({name: data[name] for name in ANSWERED if name in data})
+
+
+def learn(look, argv, environment, text):
+    """Take every secret of the server's settings as known, before anything is told."""
+    given = flags(argv)
+    known = [value for name, value in given.items() if secret_name(name)]
+    known += [value for name, value in environment.items() if secret_name(name) == "sure"]
+    known += [value for name, value in environment.items() if secret_name(name) == "token" and len(value) >= 8]
+    look.redactor.learn([*known, *secret_values(text)])
+
+
+def config_file(argv, paths, look):
+    """Path and text of the file that --config names."""
+    path = flags(argv).get("config", "")
+    if not path:
+        return "", ""
+    try:
+        data = read(paths.place(path), CONFIG >> 4)
+        return path, data.decode("utf-8")
+    except Failed as failed:
+        look.problem("config", f"{path} {failed}")
+    except UnicodeDecodeError:
+        look.problem("config", f"{path} is not UTF-8")
+    return path, ""
+
+
+def inspect(given):
+    """All of it."""
+    look = Look()
+    pid, unit = choose(given, look)
+    facts = show(unit)
+    argv, pairs = (words(pid, "cmdline"), words(pid, "environ")) if pid else planned(facts)
+    if pid and not pairs:
+        look.problem("environment", f"the environment of process {pid} cannot be read: connect as root")
+    environment = dict(item.split("=", 1) for item in pairs if "=" in item)
+    paths = Paths(pid, environment)
+    config, text = config_file(argv, paths, look)
+    learn(look, argv, environment, text)
+    settings = {**top_level(text), **flags(argv)}
+    target = settings.get("model-path") or settings.get("model") or ""
+    drafter = settings.get("speculative-draft-model-path") or settings.get("speculative-draft-model") or ""
+    result = {
+        "unit": {"name": unit, **{name: facts.get(name, "") for name in ("FragmentPath", "DropInPaths", "User")}},
+        "pid": pid,
+        "argv": look.redactor.arguments(argv),
+        "config": {"path": config, "text": look.redactor.text(text)},
+        "environment": look.redactor.environment(
+            {name: value for name, value in environment.items() if name.startswith(VARIABLES)}
+        ),
+        "engine": engine(interpreter(argv, pid, paths), paths),
+        "target": None,
+        "drafter": None,
+        "server_info": server_info(settings, look) if pid else None,
+        "capabilities": sorted(set(run("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split()))[:8],
+    }
+    if target:
+        directory = paths.model(target, settings.get("revision", ""))
+        result["target"] = {"path": target, "config": config_of(directory, "target's config", look)}
+    else:
+        look.problem("target", "no model-path is on the command line or in the file of --config")
+    if drafter:
+        directory = paths.model(drafter, settings.get("speculative-draft-model-revision", ""))
+        result["drafter"] = {
+            "path": drafter,
+            "config": config_of(directory, "drafter's config", look),
+            "tensors": tensors_of(directory, look),
+        }
+    return {**look.told({name: result[name] for name in result}), "problems": look.told(look.problems)}
+
+
+def main():
+    """Print what was found, or why there is nothing."""
+    try:
+        result, code = inspect(json.loads(sys.argv[1])), 0
+    except Failed as failed:
+        result, code = {"failed": str(failed)}, FAILED
+    print(json.dumps(result))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,470 @@
+"""Servers that somebody set up: reading them on the host, and judging what was read."""
+
+import copy
+import importlib.util
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pivot import bundle, descriptions, inspect, inventory, launch
+from pivot.findings import Severity
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "roles/server_inspect/files/inspect_server.py"
+MODELS = ROOT / "lab/models"
+MASK = "<redacted>"
+
+_spec = importlib.util.spec_from_file_location("inspect_server", SCRIPT)
+assert _spec and _spec.loader
+host_side = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(host_side)
+
+CONFIG = """\
+model-path: /srv/chat/target
+speculative-draft-model-path: /srv/chat/drafter
+speculative-algorithm: EAGLE3
+speculative-num-steps: 3
+speculative-eagle-topk: 1
+speculative-num-draft-tokens: 4
+api-key: <redacted>
+port: 31999
+device: cpu
+context-length: 1024
+"""
+CONTRACT = {"layers": [3, 5, 7], "convention": "input", "source": "lab/models/recipe.py"}
+
+
+def tensors() -> dict[str, Any]:
+    return {"model.safetensors": host_side.header(MODELS / "drafter/model.safetensors")}
+
+
+def found_on_host() -> dict[str, Any]:
+    """What a host prints for the lab's models, served as they are meant to be."""
+    drafter = json.loads((MODELS / "drafter/config.json").read_text())
+    return {
+        "unit": {"name": "chat.service", "FragmentPath": "/etc/x", "DropInPaths": "", "User": "chat"},
+        "pid": 77,
+        "argv": ["/v/bin/python", "-m", "sglang.launch_server", "--config", "/etc/chat.yaml", "--port", "31000"],
+        "config": {"path": "/etc/chat.yaml", "text": CONFIG},
+        "environment": {"OMP_NUM_THREADS": "1", "HF_TOKEN": MASK},
+        "engine": {"python": "/v/bin/python", "version": "0.5.23", "plugins": []},
+        "target": {"path": "/srv/chat/target", "config": json.loads((MODELS / "target/config.json").read_text())},
+        "drafter": {"path": "/srv/chat/drafter", "config": drafter, "tensors": tensors()},
+        "server_info": {"version": "0.5.23", "speculative_algorithm": "EAGLE3"},
+        "capabilities": [],
+        "problems": [],
+    }
+
+
+def codes(host: dict[str, Any], contract: object = None) -> dict[str, str]:
+    return {item.code: str(item.severity) for item in inspect.examine("h1", host, contract).findings}
+
+
+# ---------------------------------------------------------------- the judgement
+
+
+def test_a_right_server_has_no_findings() -> None:
+    answer = inspect.examine("h1", found_on_host(), CONTRACT)
+    assert answer.findings == ()
+    assert answer.layers == (
+        "ids [3, 5, 7] on 0.5.23 → inputs of layers 3, 5, 7 (outputs of 2, 4, 6); contract: inputs of 3, 5, 7; agrees"
+    )
+    assert "h1: chat.service, process 77" in answer.text()
+
+
+def test_wrong_layers_are_an_error_only_beside_a_contract() -> None:
+    host = found_on_host()
+    host["drafter"]["config"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [4, 5, 6]
+    assert codes(host, CONTRACT) == {"DRAFTER-LAYERS": "error"}
+    assert codes(host) == {}
+    assert "DISAGREES; write [3, 5, 7]" in inspect.examine("h1", host, CONTRACT).layers
+
+
+@pytest.mark.parametrize(
+    ("environment", "code"),
+    [
+        ({"SGLANG_ENABLE_TORCH_COMPIEL": "1"}, "ENV-UNKNOWN"),
+        ({"SGLANG_SIMULATE_ACC_LEN": "3"}, "ENV-SIMULATED"),
+        ({"NCCL_P2P_DISABLE": "1"}, "LAUNCH-PEERS"),
+    ],
+)
+def test_the_environment_is_checked_in_the_words_of_a_server(environment: dict[str, str], code: str) -> None:
+    host = found_on_host()
+    host["environment"] |= environment
+    assert code in codes(host)
+    text = inspect.examine("h1", host).text().split("the inventory that describes it")[0]
+    assert "sglang_server_environment" not in text
+
+
+def test_a_flag_of_the_command_line_is_checked_and_wins_over_the_file() -> None:
+    host = found_on_host()
+    host["argv"] += ["--speculative-num-draft-tokens", "7", "--model", "/srv/other"]
+    answer = inspect.examine("h1", host)
+    assert [item.code for item in answer.findings] == ["LAUNCH-TRIPLE"]
+    values = yaml.safe_load(answer.inventory)
+    assert values["sglang_server_launch"]["speculative-num-draft-tokens"] == 7
+    assert values["sglang_server_model_path"] == "/srv/other"
+    assert values["sglang_server_port"] == 31000
+
+
+def test_a_misspelt_flag_is_named_as_it_stands_on_the_command_line() -> None:
+    host = found_on_host()
+    host["argv"] += ["--speculative-algoritm=EAGLE3"]
+    finding = inspect.examine("h1", host).findings[0]
+    assert finding.code == "LAUNCH-UNKNOWN"
+    assert finding.message.startswith("--speculative-algoritm is no flag")
+    assert finding.fix == "did you mean speculative-algorithm?"
+
+
+def test_an_unknown_version_is_one_sentence_and_the_rest_still_works() -> None:
+    host = found_on_host()
+    host["engine"]["version"] = "0.9.99"
+    host["argv"] += ["--speculative-num-draft-tokens", "7"]
+    host["drafter"]["config"]["hidden_size"] = "many"
+    found = codes(host, CONTRACT)
+    assert found["INSPECT-ENGINE"] == "warning"
+    assert found["LAUNCH-TRIPLE"] == "error"
+    assert found["DRAFTER-CONFIG"] == "error"
+    assert "DRAFTER-ENGINE" not in found
+
+
+def test_the_version_may_come_from_the_server_itself() -> None:
+    host = found_on_host()
+    host["engine"]["version"] = ""
+    assert codes(host) == {}
+    host["server_info"] = None
+    assert codes(host) == {"INSPECT-ENGINE": "warning"}
+
+
+def test_a_server_that_runs_with_other_settings_than_it_was_told() -> None:
+    host = found_on_host()
+    host["server_info"]["speculative_algorithm"] = None
+    assert codes(host) == {"INSPECT-DRIFT": "warning"}
+
+
+def test_what_could_not_be_read_is_a_finding_and_no_layers_are_claimed() -> None:
+    host = found_on_host()
+    host["drafter"]["config"] = None
+    host["problems"] = [["drafter's config", "/srv/chat/drafter/config.json is no JSON: x"], ["several", "9 serve"]]
+    answer = inspect.examine("h1", host, CONTRACT)
+    assert [item.code for item in answer.findings] == ["INSPECT-UNREADABLE", "INSPECT-SEVERAL"]
+    assert answer.layers.startswith("not known")
+
+
+def test_a_server_without_a_drafter() -> None:
+    host = found_on_host()
+    host["drafter"] = None
+    host["config"]["text"] = "model-path: /srv/chat/target\ndevice: cpu\n"
+    answer = inspect.examine("h1", host)
+    assert answer.findings == ()
+    assert answer.layers == "no drafter is served"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [1\n",
+        "- a\n- b\n",
+        "1: 2\n",
+        "a: &a [x, x]\nb: *a\n",
+        "a: " + "[" * 3000,
+        "a: 2020-99-99\n",
+        "a: !!python/object:x {}\n",
+    ],
+)
+def test_a_config_file_that_is_none_is_one_finding(text: str) -> None:
+    host = found_on_host()
+    host["config"]["text"] = text
+    assert codes(host)["INSPECT-CONFIG"] == "error"
+
+
+def test_flags_get_the_types_of_the_engine() -> None:
+    table = (descriptions.load("0.5.23") or {})["flags"]
+    argv = ["python", "-m", "sglang.launch_server", "--tp", "2", "--trust-remote-code", "--no-enable-tf32-matmul"]
+    argv += [
+        "--mem-fraction-static=0.8",
+        "--context-length",
+        "128k",
+        "--cuda-graph-bs-decode",
+        "1",
+        "2",
+        "--watchdog-timeout",
+        "-1",
+    ]
+    assert inspect.merged({"tp-size": 8}, inspect.argv_flags(argv, table), table) == {
+        "tp-size": 2,
+        "trust-remote-code": True,
+        "enable-tf32-matmul": False,
+        "mem-fraction-static": 0.8,
+        "context-length": "128k",
+        "cuda-graph-bs-decode": [1, 2],
+        "watchdog-timeout": "-1",
+    }
+
+
+# ---------------------------------------------------------------- the inventory
+
+
+def test_the_inventory_is_one_that_the_role_accepts() -> None:
+    values = yaml.safe_load(inspect.examine("h1", found_on_host()).inventory)
+    options = inventory.role_specs(ROOT / "roles")
+    known = {*options["sglang_server"], *options["sglang_engine"]}
+    assert set(values) - known == set()
+    assert launch.check("h1", values["sglang_server_launch"], values["sglang_server_environment"]) == []
+    assert values["sglang_server_layer_ids"] == [3, 5, 7]
+    assert values["sglang_server_name"] == "chat"
+    assert values["sglang_server_drafter_files"] == ["model.safetensors"]
+
+
+def test_secrets_become_names_and_templates_of_others_stay_texts() -> None:
+    host = found_on_host()
+    host["argv"] += ["--admin-api-key", MASK]
+    host["environment"]["SGLANG_HOST_IP"] = "{{ lookup('pipe', 'id') }}"
+    text = inspect.examine("h1", host).inventory
+    assert 'sglang_server_api_key: "{{ vault_sglang_api_key }}"' in text
+    assert 'HF_TOKEN: "{{ vault_hf_token }}"' in text
+    assert 'admin-api-key: "{{ vault_sglang_admin_api_key }}"' in text
+    assert "SGLANG_HOST_IP: !unsafe" in text
+    assert MASK not in text
+
+
+# ---------------------------------------------------------------- on the host
+
+
+def safetensors(path: Path, header: bytes, data: bytes = b"", length: int | None = None) -> Path:
+    path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + data)
+    return path
+
+
+def entry(**changes: Any) -> bytes:
+    tensor = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24], **changes}
+    return json.dumps({"__metadata__": {"format": "pt"}, "fc.weight": tensor}).encode()
+
+
+def test_a_header_is_read(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors", entry(), bytes(24))
+    assert host_side.header(path) == {"fc.weight": {"dtype": "F32", "shape": [2, 3]}}
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "length"),
+    [
+        (entry(), b"", None),  # truncated
+        (entry(), bytes(30), None),
+        (entry(shape=[2, 4]), bytes(24), None),
+        (entry(shape=[-2, -3]), bytes(24), None),
+        (entry(shape=[10**400]), bytes(24), None),
+        (entry(shape=[True, 6]), bytes(24), None),
+        (entry(shape="23"), bytes(24), None),
+        (entry(dtype="F33"), bytes(24), None),
+        (entry(dtype=["F32"]), bytes(24), None),
+        (entry(data_offsets=[0]), bytes(24), None),
+        (entry(data_offsets=[24, 0]), bytes(24), None),
+        (b"[]", b"", None),
+        (b"\xff\xfe", b"", None),
+        (b"[" * 100000, b"", None),
+        (entry(), bytes(24), 1 << 63),
+        (entry(), bytes(24), 12),
+        (b'{"a": 1}', b"", None),
+    ],
+)
+def test_a_header_that_lies_is_refused_in_a_sentence(
+    tmp_path: Path, header: bytes, data: bytes, length: int | None
+) -> None:
+    path = safetensors(tmp_path / "m.safetensors", header, data, length)
+    with pytest.raises(host_side.Failed):
+        host_side.header(path)
+
+
+def test_a_damaged_header_is_a_header_or_a_sentence(tmp_path: Path) -> None:
+    rng = random.Random(20261130)  # noqa: S311 - the same in every run
+    whole = safetensors(tmp_path / "m.safetensors", entry(), bytes(24)).read_bytes()
+    path, refused = tmp_path / "any.safetensors", 0
+    for _ in range(400):
+        content = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            content[rng.randrange(len(content))] = rng.choice([*b'0123456789{}[]",:x-', 0, 255])
+        path.write_bytes(content[: rng.choice([len(content), rng.randrange(len(content))])])
+        try:
+            assert isinstance(host_side.header(path), dict)
+        except host_side.Failed as failed:
+            refused += 1
+            assert len(str(failed)) < 300
+    assert refused > 300
+
+
+def test_a_huge_header_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<Q", 1 << 33))
+        stream.truncate(1 << 34)  # sparse
+    with pytest.raises(host_side.Failed, match="more than 4 MiB"):
+        host_side.header(path)
+
+
+def test_configs_that_cannot_be_used_are_problems(tmp_path: Path) -> None:
+    look = host_side.Look()
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop/config.json").symlink_to("config.json")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe/config.json")
+    contents = {"broken": b'{"a": ', "latin": '{"a": "é"}'.encode("latin-1"), "deep": b"[" * 100000}
+    for name, content in contents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(content)
+    for name in ("loop", "pipe", "missing", *contents):
+        assert host_side.config_of(str(tmp_path / name), name, look) is None
+    assert [what for what, _ in look.problems] == ["loop", "pipe", "missing", *contents]
+    assert not any("Traceback" in sentence for _, sentence in look.problems)
+
+
+def test_numbers_and_nesting_without_end_are_told_bounded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": ' + "9" * 500_000 + ', "a": ' + "[" * 200 + "]" * 200 + "}")
+    told = host_side.config_of(str(tmp_path), "x", host_side.Look())
+    assert told["hidden_size"] == "a number of 500000 digits"
+    assert len(json.dumps(told)) < 500
+
+
+def test_lone_surrogates_do_not_leave_the_host() -> None:
+    json.dumps(host_side.Look().told({"\ud800": ["\udfff"]}), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["python3", "-m", "sglang.launch_server", "--model-path", "x"], True),
+        (["/v/bin/python", "/v/bin/sglang", "serve", "--model-path", "x"], True),
+        (["sglang", "serve", "--model-path", "x"], True),
+        (["grep", "sglang.launch_server", "log"], False),
+        (["vim", "/etc/sglang", "serve"], True),
+        (["sglang::scheduler"], False),
+        ([], False),
+    ],
+)
+def test_which_command_lines_serve(argv: list[str], expected: bool) -> None:
+    assert host_side.serves(argv) is expected
+
+
+def test_the_first_level_of_a_config_file() -> None:
+    text = "# x\n\"api-key\": 'it''s'\nmodel-path: /a b # c\nhost: \"::1\" # d\nport:\n  nested: 1\n"
+    found = host_side.top_level(text)
+    assert found["model-path"] == "/a b"
+    assert found["host"] == "::1"
+    assert found["port"] == ""
+
+
+def test_a_repository_is_found_in_the_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "hub/models--org--name"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs/main").write_text("abc123\n")
+    paths = host_side.Paths(0, {"HF_HOME": str(tmp_path)})
+    assert paths.model("org/name") == f"{cache}/snapshots/abc123"
+    assert paths.model("org/name", "def456") == f"{cache}/snapshots/def456"
+    assert paths.model("/srv/x") == "/srv/x"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
+    """A process that looks like a server started by hand, with the lab's models."""
+    package = tmp_path / "sglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "launch_server.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "launch.yaml").write_text(
+        f"model-path: {MODELS}/target\nspeculative-draft-model-path: {MODELS}/drafter\n"
+        "api-key: very-private-word\nhost: 127.0.0.1\nport: 1\n"
+    )
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-B",
+            "-m",
+            "sglang.launch_server",
+            "--config",
+            "launch.yaml",
+            "--admin-api-key",
+            "for-admins",
+        ],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HF_TOKEN": "hf-so-secret", "OMP_NUM_THREADS": "1", "OTHER": "left out"},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout and process.stdout.readline() == b"up\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def look_at(pid: int, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    asked = json.dumps({"unit": "sglang.service", "pid": pid})
+    script = bundle.collector(SCRIPT.read_text())
+    command = [python, "-I", "-B", "-", asked]
+    return subprocess.run(command, input=script, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_process_is_read_without_its_secrets(server: Any) -> None:
+    done = look_at(server.pid)
+    assert (done.returncode, done.stderr) == (0, "")
+    for secret in ("very-private-word", "for-admins", "hf-so-secret", "left out"):
+        assert secret not in done.stdout
+    found = json.loads(done.stdout)
+    assert found["environment"] == {"HF_TOKEN": MASK, "OMP_NUM_THREADS": "1"}
+    assert found["argv"][-2:] == ["--admin-api-key", MASK]
+    assert found["target"]["config"]["architectures"] == ["KimiK25ForConditionalGeneration"]
+    assert found["drafter"]["tensors"] == tensors()
+    assert [what for what, _ in found["problems"]] == ["server_info"]  # nothing listens on port 1
+    answer = inspect.examine("h1", {**found, "engine": {**found["engine"], "version": "0.5.23"}}, CONTRACT)
+    assert [item.code for item in answer.findings if item.severity is Severity.ERROR] == []
+    assert answer.layers.endswith("agrees")
+
+
+def test_a_process_that_is_gone_is_one_sentence() -> None:
+    done = look_at(2**22 + 1)
+    assert done.returncode == host_side.FAILED
+    assert "server_inspect_pid" in json.loads(done.stdout)["failed"]
+    assert done.stderr == ""
+
+
+def anything(rng: random.Random, depth: int = 0) -> Any:
+    """A value as somebody else's file might hold it."""
+    if depth < 3 and rng.random() < 0.4:
+        items = [anything(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+        return items if rng.random() < 0.5 else {str(number): item for number, item in enumerate(items)}
+    return rng.choice([None, True, -1, 0, 3, 10**30, -(10**30), 1.5, float("nan"), float("inf"), "", "x", "é{{ y }}"])
+
+
+@pytest.mark.parametrize("place", ["target", "drafter", "key", "eagle_config", "tensors", "server_info", "flag"])
+def test_whatever_others_wrote_ends_in_findings(place: str) -> None:
+    rng = random.Random(20261131)  # noqa: S311 - the same in every run
+    right, silent = found_on_host(), 0
+    for _ in range(100):
+        host, value = copy.deepcopy(right), anything(rng)
+        if place in ("target", "drafter"):
+            host[place]["config"] = value
+        elif place == "key":
+            model = rng.choice([host["target"]["config"], host["target"]["config"]["text_config"]])
+            model = rng.choice([model, host["drafter"]["config"]])
+            model[rng.choice(sorted(model))] = value
+        elif place == "eagle_config":
+            host["drafter"]["config"]["eagle_config"] = value
+        elif place == "tensors":
+            host["drafter"]["tensors"] = {"m.safetensors": {"fc.weight": value}}
+        elif place == "server_info":
+            host["server_info"] = {"version": "0.5.23", "speculative_num_steps": value, "attention_backend": value}
+        else:
+            flags = {rng.choice(["context-length", "speculative-algorithm", "tp-size", "device", "port"]): value}
+            host["config"]["text"] = json.dumps({**flags, "model-path": value})
+        answer = inspect.examine("h1", host, CONTRACT)
+        assert answer.text()
+        assert all(item.message for item in answer.findings)
+        silent += not answer.findings
+    assert silent < 90
