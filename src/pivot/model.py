@@ -691,8 +691,8 @@ def deployed(subject: str, values: Mapping[str, Any], read: Callable[[str], obje
     values: the host's variables, worked out; read: a manifest by its path, as JSON, None when it cannot be read. What
     the variables lack or get wrong is found where they are looked at themselves.
     """
-    target = _release(values, values.get("sglang_server_model_path"), read)
-    drafter = _release(values, values.get("sglang_server_drafter_path"), read)
+    target = release(values, values.get("sglang_server_model_path"), read)
+    drafter = release(values, values.get("sglang_server_drafter_path"), read)
     if target is None or drafter is None:
         return None
     config = values.get("sglang_server_drafter_config")
@@ -721,7 +721,7 @@ def deployed(subject: str, values: Mapping[str, Any], read: Callable[[str], obje
     )
 
 
-def _release(values: Mapping[str, Any], path: object, read: Callable[[str], object]) -> Mapping[str, Any] | None:
+def release(values: Mapping[str, Any], path: object, read: Callable[[str], object]) -> Mapping[str, Any] | None:
     """The manifest of the deployed model that stands at a path, ``<root>/<repository>/<revision>``."""
     models = values.get("model_weights_models")
     for model in models if isinstance(models, list) and isinstance(path, str) else ():
