@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pivot import descriptions, launch, launch_rules, model
+from pivot import descriptions, launch, launch_rules, model, nccl
 from pivot.configs import short
 from pivot.findings import Finding, Severity, render
 from pivot.redact import MASK
@@ -163,7 +163,8 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
         config = config_flags(host["config"]["text"])
     except ValueError as error:
         config = {}
-        found.append(_finding("CONFIG", ERROR, subject, f"{host['config']['path']} {error}", "correct the file"))
+        message = f"{host['config']['path']}, which --config names, {error}"
+        found.append(_finding("CONFIG", ERROR, subject, message, "correct the file"))
     flags = merged(config, argv_flags(host["argv"], table), table)
     environment = host["environment"]
     target, drafter = host["target"] or {}, host["drafter"] or {}
@@ -178,7 +179,13 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
         quantisation=model.quantisation(target.get("config")),
     )
     formal = launch.check(subject, {name: flags[name] for name in flags if name not in OWN}, environment)
-    found += [_here(finding) for finding in (*formal, *launch_rules.check(settings))]
+    transport = nccl.Settings(
+        subject=subject,
+        environment=environment,
+        version=host["engine"]["nccl"] or None,
+        custom_all_reduce=not flags.get("disable-custom-all-reduce"),
+    )
+    found += [_here(item) for item in (*formal, *launch_rules.check(settings), *nccl.check(transport))]
     found += _drift(subject, flags, host["server_info"] or {})
     layers, ids = "no drafter is served", None
     if drafter:
@@ -217,9 +224,12 @@ def _problems(subject: str, problems: Iterable[Sequence[str]]) -> Iterator[Findi
     """What the host could not read."""
     for what, sentence in problems:
         if what == "several":
-            yield _finding("SEVERAL", WARNING, subject, sentence, "-e server_inspect_pid=PID")
+            yield _finding(
+                "SEVERAL", WARNING, subject, f"more than one server runs here: {sentence}", "-e server_inspect_pid=PID"
+            )
         elif what == "server_info":
-            yield _finding("ANSWER", WARNING, subject, sentence, "look at the server's log; all else was checked")
+            message = f"the server did not say what it runs with: {sentence}"
+            yield _finding("ANSWER", WARNING, subject, message, "look at the server's log; all else was checked")
         else:
             fix = "fetch the file again or correct its path; all else was checked"
             yield _finding("UNREADABLE", ERROR, subject, f"{what}: {sentence}", fix)
@@ -270,12 +280,18 @@ def _lines(subject: str, version: str, host: Mapping[str, Any]) -> Iterator[str]
         "unit file": unit["FragmentPath"],
         "drop-ins": unit["DropInPaths"],
         "config": host["config"]["path"],
-        "target": (host["target"] or {}).get("path", ""),
+        "target": _place(host["target"] or {}),
         "quantisation": model.quantisation((host["target"] or {}).get("config")) or "none",
-        "drafter": (host["drafter"] or {}).get("path", ""),
+        "drafter": _place(host["drafter"] or {}),
         "answers": ", ".join(f"{name} {short(value)}" for name, value in _answers(host["server_info"])),
     }
     yield from (f"  {name:<13} {value}" for name, value in rows.items() if value)
+
+
+def _place(found: Mapping[str, Any]) -> str:
+    """A model as it is named, and where that is."""
+    name, path = found.get("name", ""), found.get("path", "")
+    return name if name == path else f"{name} ({path})"
 
 
 def _answers(info: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
@@ -337,7 +353,10 @@ def inventory(
         "sglang_server_accelerator": "cpu" if flags.get("device") == "cpu" else None,
     }
     values |= {variable: flags.get(flag) for flag, variable in sorted(OWN.items())}
+    if host["target"]:
+        values["sglang_server_model_path"] = host["target"]["path"]
     if drafter:
+        values["sglang_server_drafter_path"] = drafter["path"]
         values["sglang_server_drafter_config"] = drafter.get("config")
         values["sglang_server_drafter_files"] = sorted(drafter.get("tensors") or [])
         values["sglang_server_layer_ids"] = list(ids) if ids else None

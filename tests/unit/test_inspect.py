@@ -55,9 +55,13 @@ def found_on_host() -> dict[str, Any]:
         "argv": ["/v/bin/python", "-m", "sglang.launch_server", "--config", "/etc/chat.yaml", "--port", "31000"],
         "config": {"path": "/etc/chat.yaml", "text": CONFIG},
         "environment": {"OMP_NUM_THREADS": "1", "HF_TOKEN": MASK},
-        "engine": {"python": "/v/bin/python", "version": "0.5.23", "plugins": []},
-        "target": {"path": "/srv/chat/target", "config": json.loads((MODELS / "target/config.json").read_text())},
-        "drafter": {"path": "/srv/chat/drafter", "config": drafter, "tensors": tensors()},
+        "engine": {"python": "/v/bin/python", "version": "0.5.23", "nccl": "2.30.7", "plugins": []},
+        "target": {
+            "name": "target",
+            "path": "/srv/chat/target",
+            "config": json.loads((MODELS / "target/config.json").read_text()),
+        },
+        "drafter": {"name": "org/drafter", "path": "/srv/chat/drafter", "config": drafter, "tensors": tensors()},
         "server_info": {"version": "0.5.23", "speculative_algorithm": "EAGLE3"},
         "capabilities": [],
         "problems": [],
@@ -78,6 +82,7 @@ def test_a_right_server_has_no_findings() -> None:
         "ids [3, 5, 7] on 0.5.23 → inputs of layers 3, 5, 7 (outputs of 2, 4, 6); contract: inputs of 3, 5, 7; agrees"
     )
     assert "h1: chat.service, process 77" in answer.text()
+    assert "drafter       org/drafter (/srv/chat/drafter)" in answer.text()
 
 
 def test_wrong_layers_are_an_error_only_beside_a_contract() -> None:
@@ -94,6 +99,7 @@ def test_wrong_layers_are_an_error_only_beside_a_contract() -> None:
         ({"SGLANG_ENABLE_TORCH_COMPIEL": "1"}, "ENV-UNKNOWN"),
         ({"SGLANG_SIMULATE_ACC_LEN": "3"}, "ENV-SIMULATED"),
         ({"NCCL_P2P_DISABLE": "1"}, "LAUNCH-PEERS"),
+        ({"NCCL_P2P_LEVLE": "SYS"}, "NCCL-UNKNOWN"),
     ],
 )
 def test_the_environment_is_checked_in_the_words_of_a_server(environment: dict[str, str], code: str) -> None:
@@ -106,12 +112,12 @@ def test_the_environment_is_checked_in_the_words_of_a_server(environment: dict[s
 
 def test_a_flag_of_the_command_line_is_checked_and_wins_over_the_file() -> None:
     host = found_on_host()
-    host["argv"] += ["--speculative-num-draft-tokens", "7", "--model", "/srv/other"]
+    host["argv"] += ["--speculative-num-draft-tokens", "7", "--served-model", "b"]
     answer = inspect.examine("h1", host)
     assert [item.code for item in answer.findings] == ["LAUNCH-TRIPLE"]
     values = yaml.safe_load(answer.inventory)
     assert values["sglang_server_launch"]["speculative-num-draft-tokens"] == 7
-    assert values["sglang_server_model_path"] == "/srv/other"
+    assert values["sglang_server_launch"]["served-model-name"] == "b"  # the only flag that begins so
     assert values["sglang_server_port"] == 31000
 
 
@@ -221,6 +227,8 @@ def test_the_inventory_is_one_that_the_role_accepts() -> None:
     assert launch.check("h1", values["sglang_server_launch"], values["sglang_server_environment"]) == []
     assert values["sglang_server_layer_ids"] == [3, 5, 7]
     assert values["sglang_server_name"] == "chat"
+    assert values["sglang_server_model_path"] == "/srv/chat/target"
+    assert values["sglang_server_drafter_path"] == "/srv/chat/drafter"
     assert values["sglang_server_drafter_files"] == ["model.safetensors"]
 
 
@@ -344,7 +352,7 @@ def test_lone_surrogates_do_not_leave_the_host() -> None:
         (["/v/bin/python", "/v/bin/sglang", "serve", "--model-path", "x"], True),
         (["sglang", "serve", "--model-path", "x"], True),
         (["grep", "sglang.launch_server", "log"], False),
-        (["vim", "/etc/sglang", "serve"], True),
+        (["vim", "/etc/sglang", "serve"], False),
         (["sglang::scheduler"], False),
         ([], False),
     ],
@@ -369,6 +377,41 @@ def test_a_repository_is_found_in_the_cache(tmp_path: Path) -> None:
     assert paths.model("org/name") == f"{cache}/snapshots/abc123"
     assert paths.model("org/name", "def456") == f"{cache}/snapshots/def456"
     assert paths.model("/srv/x") == "/srv/x"
+
+
+@pytest.mark.parametrize(
+    ("found", "units", "expected"),
+    [
+        ([70], {70: "chat.service"}, (70, "chat.service")),  # another unit
+        ([70], {}, (70, "")),  # of no unit
+        ([70, 80], {80: "sglang.service"}, (80, "sglang.service")),  # the asked-for one of two
+    ],
+)
+def test_which_server_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, found: list[int], units: dict[int, str], expected: tuple[int, str]
+) -> None:
+    monkeypatch.setattr(host_side, "servers", lambda: found)
+    monkeypatch.setattr(host_side, "unit_of", lambda pid: units.get(pid, ""))
+    monkeypatch.setattr(host_side, "show", lambda unit: {"LoadState": "not-found"})
+    look = host_side.Look()
+    assert host_side.choose({"unit": "sglang.service", "pid": 0}, look) == expected
+    assert [what for what, _ in look.problems] == ["several"] * (len(found) - 1)
+
+
+def test_a_unit_that_is_not_running_is_read_and_its_absence_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "{ path=/v/python ; argv[]=/v/python -m sglang.launch_server --port 1 ; ignore_errors=no ; pid=0 }"
+    facts = {"LoadState": "loaded", "ExecStart": command, "Environment": 'A=1 "B=x y"'}
+    monkeypatch.setattr(host_side, "servers", list)
+    monkeypatch.setattr(host_side, "show", lambda unit: facts)
+    given = {"unit": "sglang.service", "pid": 0}
+    assert host_side.choose(given, host_side.Look()) == (0, "sglang.service")
+    assert host_side.planned(facts) == (
+        ["/v/python", "-m", "sglang.launch_server", "--port", "1"],
+        ["A=1", "B=x y"],
+    )
+    monkeypatch.setattr(host_side, "show", lambda unit: {"LoadState": "not-found"})
+    with pytest.raises(host_side.Failed, match="no SGLang server runs here"):
+        host_side.choose(given, host_side.Look())
 
 
 @pytest.fixture

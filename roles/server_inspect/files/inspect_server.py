@@ -175,9 +175,9 @@ def serves(argv):
     """Whether a command line starts a server."""
     if MODULE in argv[:-1] and argv[argv.index(MODULE) - 1] == "-m":
         return True
-    return any(
-        os.path.basename(word) == "sglang" and argv[i + 1 : i + 2] == ["serve"] for i, word in enumerate(argv[:2])
-    )
+    names = [os.path.basename(word) for word in argv[:3]]
+    names = names[1:] if names and names[0].startswith("python") else names  # a script, as the kernel names it
+    return names[:2] == ["sglang", "serve"]
 
 
 def unit_of(pid):
@@ -238,7 +238,7 @@ def choose(given, look):
     chosen = (of_unit or found)[0]
     others = [str(pid) for pid in found if pid != chosen]
     if others:
-        look.problem("several", f"processes {', '.join(others[:8])} serve as well; look at one with server_inspect_pid")
+        look.problem("several", f"this is process {chosen}, others are {', '.join(others[:8])}")
     return chosen, unit_of(chosen)
 
 
@@ -305,6 +305,10 @@ class Paths:
         """The path as this program opens it."""
         return self.root + os.path.join(self.base, path)
 
+    def own(self, place):
+        """A place as the process itself would name it."""
+        return os.path.normpath(place[len(self.root) :])
+
     def model(self, name, revision=""):
         """The directory of a model: itself, or the snapshot of a repository in the cache of Hugging Face."""
         direct = self.place(name)
@@ -365,21 +369,22 @@ def interpreter(argv, pid, paths):
 
 
 def engine(python, paths):
-    """Version of SGLang and the plugins beside it, from what is installed there; nothing is imported."""
+    """Versions of SGLang and NCCL, and the plugins beside them, from what is installed there; nothing is imported."""
     home = os.path.dirname(os.path.dirname(python))
     lib = f"{glob.escape(home)}/lib/python3*"
     patterns = [f"{lib}/site-packages", f"{lib}/dist-packages", "/usr/lib/python3/dist-packages"]
     patterns += ["/usr/local/lib/python3*/dist-packages"] if home == "/usr" else []
     patterns += [item for item in paths.environment.get("PYTHONPATH", "").split(":") if item.startswith("/")]
-    version, plugins, seen = "", [], 0
+    version, nccl, plugins, seen = "", "", [], 0
     for pattern in patterns:
         for path in sorted(glob.glob(f"{glob.escape(paths.root)}{pattern}/*.dist-info")):
             seen += 1
             name, _, rest = os.path.basename(path)[: -len(".dist-info")].partition("-")
             version = version or (rest if name.lower() == "sglang" else "")
+            nccl = nccl or (rest if re.fullmatch(r"nvidia_nccl_cu[0-9]+", name) else "")
             if seen <= MOST_PACKAGES and registers(path):
                 plugins.append(f"{name} {rest}")
-    return {"python": python, "version": version, "plugins": plugins[:MOST_FILES]}
+    return {"python": python, "version": version, "nccl": nccl, "plugins": plugins[:MOST_FILES]}
 
 
 def registers(path):
@@ -466,13 +471,18 @@ def inspect(given):
     }
     if target:
         directory = paths.model(target, settings.get("revision", ""))
-        result["target"] = {"path": target, "config": config_of(directory, "target's config", look)}
+        result["target"] = {
+            "name": target,
+            "path": paths.own(directory),
+            "config": config_of(directory, "target's config", look),
+        }
     else:
         look.problem("target", "no model-path is on the command line or in the file of --config")
     if drafter:
         directory = paths.model(drafter, settings.get("speculative-draft-model-revision", ""))
         result["drafter"] = {
-            "path": drafter,
+            "name": drafter,
+            "path": paths.own(directory),
             "config": config_of(directory, "drafter's config", look),
             "tensors": tensors_of(directory, look),
         }
