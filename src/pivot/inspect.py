@@ -227,6 +227,11 @@ def _problems(subject: str, problems: Iterable[Sequence[str]]) -> Iterator[Findi
             yield _finding(
                 "SEVERAL", WARNING, subject, f"more than one server runs here: {sentence}", "-e server_inspect_pid=PID"
             )
+        elif what == "other":
+            message = f"another server than the named one is looked at: {sentence}"
+            yield _finding(
+                "OTHER", WARNING, subject, message, "start the unit, or name the right one: server_inspect_unit"
+            )
         elif what == "server_info":
             message = f"the server did not say what it runs with: {sentence}"
             yield _finding("ANSWER", WARNING, subject, message, "look at the server's log; all else was checked")

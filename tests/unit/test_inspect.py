@@ -398,6 +398,42 @@ def test_which_server_is_looked_at(
     assert [what for what, _ in look.problems] == ["several"] * (len(found) - 1)
 
 
+def test_a_named_unit_that_does_not_serve_while_another_does_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_side, "servers", lambda: [70])
+    monkeypatch.setattr(host_side, "unit_of", lambda pid: "chat.service")
+    monkeypatch.setattr(host_side, "show", lambda unit: {"LoadState": "loaded"})
+    look = host_side.Look()
+    assert host_side.choose({"unit": "sglang.service", "pid": 0}, look) == (70, "chat.service")
+    host = {**found_on_host(), "problems": look.problems}
+    assert codes(host) == {"INSPECT-OTHER": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        ("0::/system.slice/chat.service\n", "chat.service"),
+        ("1:name=systemd:/system.slice/a.service/b.service\n", "b.service"),
+        ("0::/user.slice/user-0.slice/session-3.scope\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/tmux-spawn-1.scope\n", ""),
+        ("0::/system.slice/docker-0123.scope\n", ""),
+    ],
+)
+def test_the_unit_of_a_process(monkeypatch: pytest.MonkeyPatch, cgroup: str, expected: str) -> None:
+    monkeypatch.setattr(host_side, "read", lambda path, limit, whole: cgroup.encode())
+    assert host_side.unit_of(1) == expected
+
+
+def test_too_many_tensors_are_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host_side, "MOST_TENSORS", 3)
+    for name in "abcd":
+        safetensors(tmp_path / f"{name}.safetensors", entry(), bytes(24))
+    look = host_side.Look()
+    assert host_side.tensors_of(str(tmp_path), look) is None
+    assert "d.safetensors and those before it" in look.problems[0][1]
+    (tmp_path / "d.safetensors").unlink()
+    assert host_side.tensors_of(str(tmp_path), look) is not None
+
+
 def test_a_unit_that_is_not_running_is_read_and_its_absence_said(monkeypatch: pytest.MonkeyPatch) -> None:
     command = "{ path=/v/python ; argv[]=/v/python -m sglang.launch_server --port 1 ; ignore_errors=no ; pid=0 }"
     facts = {"LoadState": "loaded", "ExecStart": command, "Environment": 'A=1 "B=x y"'}

@@ -187,7 +187,7 @@ def unit_of(pid):
     except Failed:
         return ""
     found = re.findall(r"/([^/\n]+\.service)(?=[/\n]|$)", text)
-    return found[-1] if found else ""
+    return found[-1] if found and not found[-1].startswith("user@") else ""  # that of a login is no unit of a server
 
 
 def namespace(pid):
@@ -239,6 +239,8 @@ def choose(given, look):
     others = [str(pid) for pid in found if pid != chosen]
     if others:
         look.problem("several", f"this is process {chosen}, others are {', '.join(others[:8])}")
+    if not of_unit and facts.get("LoadState") == "loaded":
+        look.problem("other", f"{wanted} is there and serves nothing now: this is process {chosen}")
     return chosen, unit_of(chosen)
 
 
@@ -347,6 +349,9 @@ def tensors_of(directory, look):
             found[os.path.basename(path)] = look.told(header(path))
         except (Failed, OSError) as failed:
             look.problem("drafter's weights", f"{path} {failed}")
+            return None
+        if sum(map(len, found.values())) > MOST_TENSORS:
+            look.problem("drafter's weights", f"{path} and those before it have more than {MOST_TENSORS} tensors")
             return None
     return found
 
