@@ -345,6 +345,26 @@ def test_lone_surrogates_do_not_leave_the_host() -> None:
     json.dumps(host_side.Look().told({"\ud800": ["\udfff"]}), ensure_ascii=False).encode()
 
 
+def test_links_in_another_root_are_followed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {
+        "/proc/7/root/srv/current": "/opt/model",
+        "/proc/7/root/opt/model/config.json": "../shared/./config.json",
+        "/proc/7/root/out": "../../../../etc/shadow",
+        "/proc/7/root/loop": "loop",
+    }
+
+    def readlink(path: str) -> str:
+        if path not in links:
+            raise FileNotFoundError(path)
+        return links[path]
+
+    monkeypatch.setattr(host_side.os, "readlink", readlink)
+    assert host_side.inside("/proc/7/root/srv/current/config.json") == "/proc/7/root/opt/shared/config.json"
+    assert host_side.inside("/proc/7/root/out") == "/proc/7/root/etc/shadow"
+    assert host_side.inside("/proc/7/root/loop") == "/proc/7/root/loop"
+    assert host_side.inside("/srv/current") == "/srv/current"
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [

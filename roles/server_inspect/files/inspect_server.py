@@ -26,7 +26,7 @@ MODULE = "sglang.launch_server"
 VARIABLES = ("SGLANG_", "SGL_", "NCCL_", "HF_", "CUDA_", "TORCH", "OMP_", "PYTORCH_")
 # bytes: of a config, of the environment and the command line of a process, of a safetensors header, of an answer
 CONFIG, PROCESS, HEADER, ANSWER = 4 << 20, 2 << 20, 4 << 20, 4 << 20
-MOST_FILES, MOST_TENSORS, DEEPEST, MOST_PACKAGES = 64, 20000, 24, 3000
+MOST_FILES, MOST_TENSORS, DEEPEST, MOST_PACKAGES, MOST_LINKS = 64, 20000, 24, 3000, 40
 LONGEST_NUMBER = 40  # digits; no number of a config has more, and reading thousands of digits takes long
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -77,10 +77,35 @@ class Look:
 # --- reading, bounded
 
 
+def inside(path):
+    """A path below /proc/PID/root with its links followed there, as the process would; any other path as it is."""
+    found = re.match(r"(/proc/\d+/root)/(.*)", os.fspath(path), re.DOTALL)
+    if not found:
+        return path
+    root, done, rest = found.group(1), "", found.group(2).split("/")
+    links = 0
+    while rest:
+        part = rest.pop(0)
+        if part == "..":
+            done = done.rpartition("/")[0]
+        elif part not in ("", "."):
+            try:
+                target = os.readlink(f"{root}{done}/{part}")
+            except (OSError, ValueError):  # no link, or nothing
+                done += f"/{part}"
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                return path  # opening it fails with the system's own words
+            done = "" if target.startswith("/") else done
+            rest = [*target.split("/"), *rest]
+    return root + done
+
+
 def read(path, limit, whole=True):
     """Bytes of a regular file, at most `limit`; Failed says why not. No pipe or device is waited for."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(inside(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise Failed(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     with os.fdopen(descriptor, "rb") as stream:
@@ -115,7 +140,7 @@ def parsed(data):
 def header(path):
     """Tensors of a safetensors file, name → dtype and shape; Failed when its header lies about the file."""
     start = read(path, 8, whole=False)
-    size = os.stat(path).st_size
+    size = os.stat(inside(path)).st_size
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > size - 8:
         raise Failed(f"has {size} bytes, but its header claims {length} alone" if len(start) == 8 else "is truncated")
@@ -305,7 +330,7 @@ class Paths:
 
     def place(self, path):
         """The path as this program opens it."""
-        return self.root + os.path.join(self.base, path)
+        return inside(self.root + os.path.join(self.base, path))
 
     def own(self, place):
         """A place as the process itself would name it."""
