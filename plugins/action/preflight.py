@@ -9,8 +9,8 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 
-from pivot import descriptions, inventory, launch, launch_rules, model, pins
-from pivot.findings import Finding, Severity
+from pivot import budget, descriptions, faults, inventory, launch, launch_rules, model, nccl, pins
+from pivot.findings import Finding, Severity, waive
 from pivot.report import as_result
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -30,6 +30,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         place = Path(variables.get("inventory_dir") or PROJECT)
         self._layers: dict[str, str] = {}
+        self._memory: dict[str, str] = {}
         found = inventory.groups(variables["groups"], place)
         if variables["groups"].get(inventory.CONTAINERS):
             specs = inventory.role_specs(PROJECT / "roles")
@@ -37,9 +38,13 @@ class ActionModule(ActionBase):
                 found += self._host(host, variables["hostvars"], specs)
             found += inventory.collisions(_addresses(variables["hostvars"], variables["groups"]))
         result = as_result(list(dict.fromkeys(found)), "nothing to object to")
-        result["msg"] = "\n".join([*(f"{host}: {line}" for host, line in self._layers.items()), result["msg"]])
+        lines = [*self._layers.items(), *self._memory.items()]
+        result["msg"] = "\n".join([*(f"{host}: {line}" for host, line in lines), result["msg"]])
         if not result["failed"]:
-            result["pivot_summaries"] = {host: {"layers": line} for host, line in self._layers.items()}
+            said = {"layers": self._layers, "memory": self._memory}
+            result["pivot_summaries"] = {
+                host: {name: own[host] for name, own in said.items() if host in own} for host, _ in lines
+            }
         return result
 
     def _host(self, subject: str, hostvars: Any, specs: Mapping[str, inventory.Options]) -> list[Finding]:
@@ -47,7 +52,7 @@ class ActionModule(ActionBase):
         raw = {**hostvars.raw_get(subject), "hostvars": hostvars}
         place = Path(raw.get("inventory_dir") or PROJECT)
         known = {name for options in specs.values() for name in options}
-        values, problems = self._work_out(raw, {*known, *CONNECTION, "pivot_pins", "pivot_root"})
+        values, problems = self._work_out(raw, {*known, *CONNECTION, "pivot_pins", "pivot_root", "pivot_waivers"})
         found = inventory.undefined(subject, problems, place)
         found += inventory.files(subject, values, place)
         if "pivot_pins" not in problems:
@@ -62,7 +67,17 @@ class ActionModule(ActionBase):
         if isinstance(flags, Mapping) and isinstance(environment, Mapping):
             found += launch.check(subject, flags, environment)
             found += self._engine(subject, values, flags, environment)
-        return found
+            found += _nccl(subject, values, flags, environment, place)
+            found += self._budget(subject, values)
+        return waive(subject, found, values.get("pivot_waivers"), faults.codes)
+
+    def _budget(self, subject: str, values: Mapping[str, Any]) -> list[Finding]:
+        """What fits into the memory of a card, where the inventory says how much that is."""
+        plan, found = budget.deployed(subject, values, _manifest)
+        if plan is None:
+            return found
+        self._memory[subject] = budget.line(plan)
+        return budget.check(plan)
 
     def _engine(
         self, subject: str, values: Mapping[str, Any], flags: Mapping[str, Any], environment: Mapping[str, Any]
@@ -103,6 +118,26 @@ class ActionModule(ActionBase):
             except AnsibleError as error:
                 problems[name] = str(error.message)
         return values, problems
+
+
+def _nccl(
+    subject: str, values: Mapping[str, Any], flags: Mapping[str, Any], environment: Mapping[str, Any], place: Path
+) -> list[Finding]:
+    """NCCL's variables; a reason for one is a comment where the inventory sets it."""
+    if not any(str(name).startswith("NCCL_") for name in environment):
+        return []
+    directory = place if place.is_dir() else place.parent
+    files = [path for path in sorted(directory.rglob("*.y*ml")) if path.is_file()]
+    lock = Path(str(values.get("sglang_engine_lock") or ""))
+    settings = nccl.Settings(
+        subject=subject,
+        environment=environment,
+        reasons=nccl.commented(path.read_text(errors="replace") for path in files),
+        # a lock that is missing is found where files are looked at
+        version=nccl.locked_version(lock.read_text(errors="replace")) if lock.is_file() else None,
+        custom_all_reduce=not flags.get("disable-custom-all-reduce"),
+    )
+    return nccl.check(settings)
 
 
 def _manifest(path: str) -> object:

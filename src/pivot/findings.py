@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 
 class Severity(enum.StrEnum):
@@ -50,6 +51,40 @@ class Finding:
 def errors(findings: Iterable[Finding]) -> list[Finding]:
     """Only the findings that stop a run."""
     return [finding for finding in findings if finding.severity is Severity.ERROR]
+
+
+def waive(
+    subject: str, findings: Iterable[Finding], waivers: object, known: Callable[[], Collection[str]]
+) -> list[Finding]:
+    """The findings, those that the inventory accepts as INFO with the reason; then what is wrong with the waivers.
+
+    waivers: the variable pivot_waivers, code → reason; known: gives all codes, asked only when something is waived.
+    """
+    if not waivers:
+        return list(findings)
+    if not isinstance(waivers, Mapping):
+        message = "pivot_waivers is no mapping of a code to a reason"
+        return [*findings, Finding("WAIVER-FORM", Severity.ERROR, subject, message, "write {CODE: reason}")]
+    wrong, reasons, codes = [], {}, known()
+    for code, reason in waivers.items():
+        where = f"pivot_waivers.{code!s:.40}"
+        if code not in codes:
+            close = difflib.get_close_matches(str(code)[:40], codes, n=1)
+            fix = f"did you mean {close[0]}?" if close else "docs/faults.md has all codes"
+            wrong.append(Finding("WAIVER-UNKNOWN", Severity.ERROR, subject, f"{where} is no code of a finding", fix))
+        elif not isinstance(reason, str) or not reason.strip():
+            fix = "write why it is accepted, or remove it"
+            wrong.append(Finding("WAIVER-REASON", Severity.ERROR, subject, f"{where} has no reason", fix))
+        else:
+            reasons[code] = " ".join(reason.split())
+    return [*(_waived(finding, reasons.get(finding.code)) for finding in findings), *wrong]
+
+
+def _waived(finding: Finding, reason: str | None) -> Finding:
+    if reason is None or finding.severity is Severity.INFO:
+        return finding
+    message = f"{finding.message} (accepted by pivot_waivers: {reason})"
+    return dataclasses.replace(finding, severity=Severity.INFO, message=message)
 
 
 def render(findings: Sequence[Finding]) -> str:

@@ -38,10 +38,15 @@ CONFIGS = {  # with the public numbers of these models
             "hidden_size": 7168,
             "vocab_size": 163840,
             "max_position_embeddings": 262144,
+            "num_attention_heads": 64,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
         },
     },
     "kimi-k2.5-eagle3": json.loads((ROOT / "tests/data/field-cases/B01b-drafter-config.json").read_text()),
 }
+
+SIZES = {"kimi-k2.5": 547 * 10**9, "kimi-k2.5-eagle3": 6 * 10**9}
 
 TARGET = "pivot_pins.models.kimi-k2.5"
 DRAFTER = "pivot_pins.models.kimi-k2.5-eagle3"
@@ -163,7 +168,8 @@ class Checkout:
             text = f"{head}repository: {repository}{tail}"
             (self.mine / "manifests").mkdir(exist_ok=True)
             manifest = {"format": 1, "repository": repository, "revision": "made-up", "safetensors": {}}
-            manifest["files"] = {name: {"sha256": "0" * 64, "size": 1} for name in ("config.json", "model.safetensors")}
+            sizes = {"config.json": 1, "model.safetensors": SIZES[name]}
+            manifest["files"] = {file: {"sha256": "0" * 64, "size": size} for file, size in sizes.items()}
             manifest["config"] = CONFIGS[name]
             (self.mine / f"manifests/{name}.json").write_text(json.dumps(manifest))
         sources = self.root.parent / "models"
@@ -336,6 +342,43 @@ def test_a_backend_without_kernels_for_the_cards_is_refused_before_anything_is_t
     assert done.returncode == 2, text
     assert {item[0] for item in report(text)} == {"LAUNCH-BACKEND"}
     assert "no kernels for compute capability 12.0" in text
+
+
+def test_preflight_says_what_fits_into_a_card(filled):
+    done = filled.play("playbooks/preflight.yml")
+    # 0.85 x 95.6 GiB less 553e9 B / 8; 18,127,260,618 B / (70,272 + 4,096) B
+    line = (
+        "81.3 of 95.6 GiB a card are static: weights 63.7, drafter 0.7, KV cache 16.9 = 243,750 tokens of 74,368 B; "
+        "1 requests of 131,072 tokens fit; or 16 of 15,234; 14.3 GiB for graphs, NCCL and activations"
+    )
+    assert len(re.findall(rf"^  memory +{re.escape(line)}$", done.stdout, re.MULTILINE)) == 2, done.stdout
+    assert "BUDGET-" not in done.stdout
+    text = (filled.root / "inventory/mine/group_vars/inference/server.yml").read_text()
+    flags = {**yaml.safe_load(text)["sglang_server_launch"], "tp-size": 4}
+    done = filled.play("playbooks/preflight.yml", sglang_server_launch=flags)
+    assert done.returncode == 2
+    assert {item[0] for item in report(done.stdout + done.stderr)} == {"BUDGET-WEIGHTS"}
+
+
+def test_a_misspelt_variable_of_nccl_is_refused_and_what_is_for_debugging_has_its_reason(filled):
+    assert "NCCL-" not in filled.play("playbooks/preflight.yml").stdout
+    done = filled.play("playbooks/preflight.yml", server_environment={"NCCL_P2P_LEVLE": "SYS", "NCCL_ALGO": "Ring"})
+    assert {item[0] for item in report(done.stdout + done.stderr)} == {"NCCL-UNKNOWN"}
+    assert "did you mean NCCL_P2P_LEVEL?" in done.stdout
+    # given on the command line, without a comment
+    assert "NVIDIA counts NCCL_ALGO among what is for debugging" in done.stdout
+
+
+def test_a_waived_finding_is_printed_and_stops_nothing(filled):
+    wrong = {"server_environment": {"NCCL_P2P_LEVLE": "SYS"}}
+    done = filled.play("playbooks/preflight.yml", **wrong, pivot_waivers={"NCCL-UNKNOWN": "a build of our own"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "INFO    NCCL-UNKNOWN" in done.stdout + done.stderr
+    assert "(accepted by pivot_waivers: a build of our own)" in " ".join((done.stdout + done.stderr).split())
+    done = filled.play("playbooks/preflight.yml", **wrong, pivot_waivers={"NCCL-UNKNOWN": "", "NCCL-UNKOWN": "x"})
+    assert done.returncode == 2
+    codes = {item[0] for item in report(done.stdout + done.stderr)}
+    assert codes == {"NCCL-UNKNOWN", "WAIVER-REASON", "WAIVER-UNKNOWN"}
 
 
 def test_an_unknown_profile_names_the_known_ones(filled):
