@@ -99,7 +99,8 @@ def line(plan: Plan) -> str:
         return f"{begin}, nothing left for the KV cache"
     parts = [f"{begin}, KV cache {plan.pool:.1f} = {plan.tokens:,} tokens of {plan.token:,} B"]
     if plan.context:
-        parts.append(f"{plan.tokens // plan.context} requests of {plan.context:,} tokens fit")
+        whole = plan.tokens // plan.context
+        parts.append(f"{whole} request{'' if whole == 1 else 's'} of {plan.context:,} tokens fit{'s' * (whole == 1)}")
     if plan.requests:
         parts.append(f"or {plan.requests} of {plan.tokens // plan.requests:,}")
     return f"{'; '.join(parts)}; {plan.room:.1f} GiB for graphs, NCCL and activations"

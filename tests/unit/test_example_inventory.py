@@ -349,7 +349,7 @@ def test_preflight_says_what_fits_into_a_card(filled):
     # 0.85 x 95.6 GiB less 553e9 B / 8; 18,127,260,618 B / (70,272 + 4,096) B
     line = (
         "81.3 of 95.6 GiB a card are static: weights 63.7, drafter 0.7, KV cache 16.9 = 243,750 tokens of 74,368 B; "
-        "1 requests of 131,072 tokens fit; or 16 of 15,234; 14.3 GiB for graphs, NCCL and activations"
+        "1 request of 131,072 tokens fits; or 16 of 15,234; 14.3 GiB for graphs, NCCL and activations"
     )
     assert len(re.findall(rf"^  memory +{re.escape(line)}$", done.stdout, re.MULTILINE)) == 2, done.stdout
     assert "BUDGET-" not in done.stdout

@@ -62,6 +62,9 @@ def test_what_may_stay(name):
         ("NCCL_MIN_NCHANNEL", "error", "did you mean NCCL_MIN_NCHANNELS?"),
         ("NCCL_BUFFERSIZE", "error", "did you mean NCCL_BUFFSIZE?"),
         ("NCCL_QUITE_ANOTHER_THING", "warning", "correct the name, or remove it"),
+        # alike, but another word: NCCL may well read it
+        ("NCCL_P2P_XYZ_CHUNKSIZE", "warning", "did you mean NCCL_P2P_NET_CHUNKSIZE?"),
+        ("NCCL_AB_BUFFSIZE", "warning", "did you mean NCCL_BUFFSIZE?"),
     ],
 )
 def test_unknown_names(name, severity, said):
