@@ -17,13 +17,16 @@ def dest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inventories")
 
 
+def run_playbook(*options: str) -> subprocess.CompletedProcess[str]:
+    command = ["ansible-playbook", "-i", str(INVENTORY), str(PROJECT / "playbooks/inspect.yml"), *options]
+    plain = {**os.environ, "PIVOT_LOG": "", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+    return subprocess.run(command, cwd=PROJECT, env=plain, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def output(dest: Path) -> str:
     """What the playbook prints when everything is shown."""
-    command = ["ansible-playbook", "-vvv", "-i", str(INVENTORY), str(PROJECT / "playbooks/inspect.yml")]
-    command += ["-e", f"server_inspect_dest={dest}"]
-    plain = {**os.environ, "PIVOT_LOG": "", "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
-    done = subprocess.run(command, cwd=PROJECT, env=plain, capture_output=True, text=True, check=False)
+    done = run_playbook("-vvv", "-e", f"server_inspect_dest={dest}")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -79,6 +82,19 @@ def test_the_inventory_has_what_counts_and_names_of_secrets(lines: str, dest: Pa
 def test_no_secret_is_shown_not_even_to_the_curious(output: str) -> None:
     assert "stdout" in output  # the output of the task on the host is there
     assert "never-shown" not in output
+
+
+def test_where_there_is_nothing_to_look_at_it_says_so() -> None:
+    done = run_playbook("-e", "server_inspect_pid=4000000")
+    assert done.returncode == 2
+    assert "there is no process 4000000" in " ".join(done.stdout.split() + done.stderr.split())
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_strictly_errors_end_the_run() -> None:
+    done = run_playbook("-e", "server_inspect_strict=true")
+    assert done.returncode == 2
+    assert "DRAFTER-LAYERS" in done.stdout + done.stderr
 
 
 def test_nothing_changed_on_the_host(host: Host, output: str) -> None:
