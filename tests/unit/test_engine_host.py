@@ -217,6 +217,19 @@ def test_prepare_clears_what_an_interrupted_build_left_and_ends_its_processes(ro
     assert change.prepare(arguments) == {"ended": [], "removed": []}
 
 
+def test_prepare_ends_what_still_receives_for_a_killed_run(root):
+    incoming = root / "incoming" / "x"
+    arguments = {"root": str(root), "incoming": str(incoming), "log": str(root / "one.log")}
+    change.prepare(arguments)
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(command, cwd=incoming) as receiver, subprocess.Popen(command, cwd=root) as other:
+        time.sleep(0.2)
+        assert change.prepare(arguments) == {"ended": [receiver.pid], "removed": []}
+        assert receiver.wait(timeout=5) < 0
+        assert other.poll() is None
+        other.kill()
+
+
 def test_remove_takes_releases_with_their_logs_and_refuses_paths(root):
     (root / "logs").mkdir()
     (root / "logs" / "one.log").write_text("x")

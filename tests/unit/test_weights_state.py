@@ -231,3 +231,23 @@ def test_errors_are_sentences(host: Host) -> None:
     host.root.write_text("a file where the root has to be")
     assert host.run("prepare")["error"].startswith(("Not a directory", "File exists"))
     assert "is not a relative name" in Host(host.root.parent).run("inspect", files={"../x": [1, "0" * 64]})["error"]
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_what_still_receives_for_a_killed_run_is_ended(host: Host, stubborn: bool) -> None:
+    host.run("prepare")
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    code = code if stubborn else "import time; print(flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", code]
+    with (
+        subprocess.Popen(command, cwd=host.incoming, stdout=subprocess.PIPE) as receiver,
+        subprocess.Popen(command, cwd=host.base, stdout=subprocess.PIPE) as other,
+    ):
+        for process in (receiver, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        # nobody waits for it here, so it stays as a zombie, which has no working directory
+        assert host.run("prepare") == {"prepared": 1}
+        assert receiver.wait(timeout=5) == (-9 if stubborn else -15)
+        assert other.poll() is None
+        other.kill()

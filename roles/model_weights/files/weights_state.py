@@ -18,8 +18,10 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import stat
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -28,6 +30,7 @@ FORMAT = 1
 CHUNK = 8 << 20
 WORKERS = min(8, os.cpu_count() or 1)
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
+GRACE = 5  # seconds that a receiver of an interrupted run gets to end by itself
 
 Signature = List[int]  # size, mtime_ns, inode, ctime_ns
 Wanted = Dict[str, Any]
@@ -257,6 +260,36 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
+def working_in(directory: Path) -> List[int]:
+    """Ids of processes whose working directory this is: rsync works where it receives."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(str(entry / "cwd")) == str(directory):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def end_receivers(directory: Path) -> None:
+    """End what still receives for a run that was killed: it would write into the release once that is in place."""
+    limit = time.monotonic() + GRACE
+    number = signal.SIGTERM
+    while True:
+        found = working_in(directory)
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.1)
+        if time.monotonic() > limit:
+            number = signal.SIGKILL
+
+
 def prepare_model(model: Model, intact: List[str], send: List[str]) -> None:
     """Make the incoming directory ready for rsync.
 
@@ -264,6 +297,7 @@ def prepare_model(model: Model, intact: List[str], send: List[str]) -> None:
     rsync would pass over it when its size and time look right.
     """
     model.base.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    end_receivers(model.incoming)
     if model.incoming.is_symlink() or not model.incoming.is_dir():
         remove(model.incoming)
     model.incoming.mkdir(mode=DIRECTORY_MODE, exist_ok=True)

@@ -20,14 +20,15 @@ GRACE = 10  # seconds that a leftover process gets to end by itself
 def prepare(arguments):
     """Make the directories, end what an interrupted build still runs, remove what it left.
 
-    When a play is killed, pip or the compiler goes on here; it must not write into the next attempt.
+    When a play is killed, pip, the compiler or the receiver of wheels goes on here; it must not write into the next
+    attempt.
     """
     root = arguments["root"]
     for path in [root] + [os.path.join(root, name) for name in ("releases", "building", "logs", "incoming")]:
         os.makedirs(path, mode=0o755, exist_ok=True)
     os.makedirs(arguments["incoming"], mode=0o755, exist_ok=True)
     building = os.path.join(root, "building") + os.sep
-    ended = end_processes(building)
+    ended = end_processes([building, os.path.join(root, "incoming") + os.sep])
     removed = sorted(os.listdir(building))
     for name in removed:
         shutil.rmtree(os.path.join(building, name))
@@ -36,31 +37,36 @@ def prepare(arguments):
     return {"ended": ended, "removed": removed}
 
 
-def end_processes(path):
-    """End every process that was started with an argument below a path; returns their ids."""
-    found = processes(path)
+def end_processes(paths):
+    """End every process that was started with an argument below one of the paths, or works there; returns their ids."""
+    found = processes(paths)
     for number in found:
         send(number, signal.SIGTERM)
     limit = time.monotonic() + GRACE
-    while processes(path) and time.monotonic() < limit:
+    while processes(paths) and time.monotonic() < limit:
         time.sleep(0.1)
-    for number in processes(path):
+    for number in processes(paths):
         send(number, signal.SIGKILL)
     return found
 
 
-def processes(path):
-    """Ids of other processes whose command line has an argument that starts with a path."""
+def processes(paths):
+    """Ids of other processes whose command line has an argument, or whose working directory is, below one of the paths.
+
+    The receiving rsync names its directory nowhere but works in it.
+    """
     found = []
+    prefixes = tuple(os.fsencode(path) for path in paths)
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
             with open("/proc/%s/cmdline" % name, "rb") as file:
                 words = file.read().split(b"\0")
+            words.append(os.fsencode(os.readlink("/proc/%s/cwd" % name) + os.sep))
         except OSError:
             continue  # it ended meanwhile
-        if any(word.startswith(os.fsencode(path)) for word in words):
+        if any(word.startswith(prefixes) for word in words):
             found.append(int(name))
     return found
 
