@@ -252,3 +252,12 @@ def test_what_is_in_the_way_is_an_error_in_json(root):
 def test_the_files_for_hosts_are_python_3_9():
     for path in FILES.glob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 9))
+
+
+@pytest.mark.parametrize("said", ["", "5", "[]", "text"])
+def test_what_is_no_python_is_said_to_be_none(tmp_path, said):
+    program = tmp_path / "python3"
+    program.write_text(f"#!/bin/sh\necho '{said}'\n")
+    program.chmod(0o755)
+    facts = run_state(tmp_path / "none", python=str(program))
+    assert facts["python"]["error"] == "it is no Python: it did not answer with its version"

@@ -53,7 +53,9 @@ def interpreter(path):
             facts["error"] = "it ends with status %d" % done.returncode
     except FileNotFoundError:
         facts["error"] = "it does not exist"
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (ValueError, TypeError):
+        facts["error"] = "it is no Python: it did not answer with its version"
+    except (OSError, subprocess.SubprocessError) as error:
         facts["error"] = str(error)
     return facts
 
