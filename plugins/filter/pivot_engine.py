@@ -71,6 +71,7 @@ def plan(
         "action": made.action,
         "reasons": list(made.reasons),
         "remove": list(made.remove),
+        "leftovers": list(state["leftovers"]),
         "findings": [item.as_dict() for item in problems],
     }
 

@@ -230,6 +230,18 @@ def test_prepare_ends_what_still_receives_for_a_killed_run(root):
         other.kill()
 
 
+def test_what_a_build_left_is_seen_and_tidied_up(root):
+    assert run_state(root)["leftovers"] == []
+    (root / "building" / "two" / "bin").mkdir(parents=True)
+    (root / "incoming" / "x").mkdir(parents=True)
+    (root / ".current.new").symlink_to("releases/two")
+    assert run_state(root)["leftovers"] == ["incoming", ".current.new", "building/two"]
+    assert change.tidy({"root": str(root)}) == {"ended": []}
+    assert run_state(root)["leftovers"] == []
+    assert (root / "building").is_dir()
+    assert (root / "releases" / "one").is_dir()
+
+
 def test_remove_takes_releases_with_their_logs_and_refuses_paths(root):
     (root / "logs").mkdir()
     (root / "logs" / "one.log").write_text("x")

@@ -2,7 +2,8 @@
 
 Verbs: prepare (directories are there, what an interrupted build left is gone), finish (a built environment learns
 its final place), publish (it moves there and becomes current), link (an existing release becomes current), remove
-(releases and their logs). Prints one JSON object, {"error": sentence} when something is in the way.
+(releases and their logs), tidy (what builds that are over left behind goes). Prints one JSON object,
+{"error": sentence} when something is in the way.
 """
 
 import contextlib
@@ -35,6 +36,20 @@ def prepare(arguments):
     if os.path.exists(arguments["log"]):
         os.unlink(arguments["log"])
     return {"ended": ended, "removed": removed}
+
+
+def tidy(arguments):
+    """Remove what builds left that were interrupted, or that ended just before they were tidied up."""
+    root = arguments["root"]
+    incoming, building = os.path.join(root, "incoming"), os.path.join(root, "building")
+    ended = end_processes([building + os.sep, incoming + os.sep])
+    for path in [incoming] + [os.path.join(building, name) for name in os.listdir(building)]:
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+    link = os.path.join(root, ".current.new")
+    if os.path.lexists(link):
+        os.unlink(link)
+    return {"ended": ended}
 
 
 def end_processes(paths):
@@ -159,7 +174,7 @@ def remove(arguments):
 
 def main(arguments):
     """Carry out one verb."""
-    verbs = {"prepare": prepare, "finish": finish, "publish": publish, "link": link, "remove": remove}
+    verbs = {"prepare": prepare, "finish": finish, "publish": publish, "link": link, "remove": remove, "tidy": tidy}
     try:
         result = verbs[arguments["verb"]](arguments)
     except OSError as error:

@@ -2,7 +2,7 @@
 
 Arguments (JSON): root, the engine's directory; python, the interpreter for releases; release, the wanted release's
 id; path, optional, another directory to look at in the place of `<root>/releases/<release>`.
-Prints one JSON object: root, python, free_bytes, current, releases, in_use, release (null if there is none).
+Prints one JSON object: root, python, free_bytes, current, releases, in_use, release (null if there is none), leftovers.
 """
 
 import csv
@@ -122,6 +122,15 @@ def in_use(root):
     return sorted(found)
 
 
+def leftovers(root):
+    """What a build leaves that was interrupted, or that ended just before it was tidied up, relative to root."""
+    found = [name for name in ("incoming", ".current.new") if os.path.lexists(os.path.join(root, name))]
+    building = os.path.join(root, "building")
+    if os.path.isdir(building):
+        found += [os.path.join("building", name) for name in sorted(os.listdir(building))]
+    return found
+
+
 def site_packages(path):
     """The release's one site-packages directory, or None."""
     library = os.path.join(path, "lib")
@@ -211,6 +220,7 @@ def main(arguments):
         "releases": releases(root),
         "in_use": in_use(root),
         "release": inspect(path) if os.path.isdir(path) else None,
+        "leftovers": leftovers(root),
     }
     print(json.dumps(state))
 
