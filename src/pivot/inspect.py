@@ -164,7 +164,7 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
     except ValueError as error:
         config = {}
         message = f"{host['config']['path']}, which --config names, {error}"
-        found.append(_finding("CONFIG", ERROR, subject, message, "correct the file"))
+        found.append(_finding("INSPECT-CONFIG", ERROR, subject, message, "correct the file"))
     flags = merged(config, argv_flags(host["argv"], table), table)
     environment = host["environment"]
     target, drafter = host["target"] or {}, host["drafter"] or {}
@@ -217,7 +217,7 @@ def _pair(
 
 
 def _finding(code: str, severity: Severity, subject: str, message: str, fix: str) -> Finding:
-    return Finding(f"INSPECT-{code}", severity, subject, message, fix)
+    return Finding(code, severity, subject, message, fix)
 
 
 def _problems(subject: str, problems: Iterable[Sequence[str]]) -> Iterator[Finding]:
@@ -225,19 +225,25 @@ def _problems(subject: str, problems: Iterable[Sequence[str]]) -> Iterator[Findi
     for what, sentence in problems:
         if what == "several":
             yield _finding(
-                "SEVERAL", WARNING, subject, f"more than one server runs here: {sentence}", "-e server_inspect_pid=PID"
+                "INSPECT-SEVERAL",
+                WARNING,
+                subject,
+                f"more than one server runs here: {sentence}",
+                "-e server_inspect_pid=PID",
             )
         elif what == "other":
             message = f"another server than the named one is looked at: {sentence}"
             yield _finding(
-                "OTHER", WARNING, subject, message, "start the unit, or name the right one: server_inspect_unit"
+                "INSPECT-OTHER", WARNING, subject, message, "start the unit, or name the right one: server_inspect_unit"
             )
         elif what == "server_info":
             message = f"the server did not say what it runs with: {sentence}"
-            yield _finding("ANSWER", WARNING, subject, message, "look at the server's log; all else was checked")
+            yield _finding(
+                "INSPECT-ANSWER", WARNING, subject, message, "look at the server's log; all else was checked"
+            )
         else:
             fix = "fetch the file again or correct its path; all else was checked"
-            yield _finding("UNREADABLE", ERROR, subject, f"{what}: {sentence}", fix)
+            yield _finding("INSPECT-UNREADABLE", ERROR, subject, f"{what}: {sentence}", fix)
 
 
 def _engine(subject: str, version: str, engine: Mapping[str, Any] | None) -> Iterator[Finding]:
@@ -246,7 +252,7 @@ def _engine(subject: str, version: str, engine: Mapping[str, Any] | None) -> Ite
         which = f"SGLang {version} has no description here" if version else "the version of SGLang was not found"
         message = f"{which}: names of flags and variables and the layers are not checked, all relations and sizes are"
         fix = "python -m pivot.descriptions describe WHEEL --out src/pivot/data/engines/sglang-VERSION.json"
-        yield _finding("ENGINE", WARNING, subject, message, fix)
+        yield _finding("INSPECT-ENGINE", WARNING, subject, message, fix)
 
 
 def _here(finding: Finding) -> Finding:
@@ -263,7 +269,9 @@ def _drift(subject: str, flags: Mapping[str, Any], info: Mapping[str, Any]) -> I
     for name, flag in COMPARED.items():
         if flag in flags and name in info and str(flags[flag]).upper() != str(info[name]).upper():
             message = f"--{flag} is {short(flags[flag])}, but the server runs with {short(info[name])}"
-            yield _finding("DRIFT", WARNING, subject, message, "restart it, or see in its log why it was changed")
+            yield _finding(
+                "INSPECT-DRIFT", WARNING, subject, message, "restart it, or see in its log why it was changed"
+            )
 
 
 def _own_ids(config: object) -> list[int] | None:

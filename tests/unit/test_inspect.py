@@ -165,6 +165,12 @@ def test_what_could_not_be_read_is_a_finding_and_no_layers_are_claimed() -> None
     assert answer.layers.startswith("not known")
 
 
+def test_a_server_that_does_not_answer_is_judged_by_its_files() -> None:
+    host = found_on_host()
+    host["problems"] = [["server_info", "401"]]
+    assert codes(host) == {"INSPECT-ANSWER": "warning"}
+
+
 def test_a_server_without_a_drafter() -> None:
     host = found_on_host()
     host["drafter"] = None

@@ -663,6 +663,7 @@ def test_known_faults_of_versions():
     agreed = contract([2, 30, 58], "output")
     given = pair("0.5.9", target=deepseek, contract=agreed)
     assert found(given) == [("ENGINE-FAULT", "error")]
+    assert [item.code for item in check(given).findings] == ["DRAFTER-ENGINE-FAULT"]
     assert "captured before the drafter's ids are applied" in text(given)
     eager = {**FLAGS, "disable-cuda-graph": True}
     assert found(pair("0.5.9", target=deepseek, contract=agreed, flags=eager)) == []

@@ -1,0 +1,366 @@
+"""A killed ansible-playbook, in every phase: a plain re-run converges. Comes after test_deploy.py and test_input.py.
+
+The run's process group is killed (SIGKILL) some time after a named task began; a seed chooses the moment within the
+window of its case. Ansible puts its workers into sessions of their own, so the task in hand goes on without anybody
+who waits for it, which is the harder half. The other half ends the workers and their ssh too, as the loss of the
+controller's machine would.
+
+`make test` runs the first case of each of the seven phases, at the beginning of its window, and re-runs the phase's own
+playbook where a whole deployment would only add time: three of each would take a quarter of an hour. `make soak`
+(PIVOT_SOAK) runs all thirty. What is proven afterwards: the plain re-run succeeds, one container of that name and id,
+no half-written release, weights, launch configuration or drop-in in use or left over, no process of the killed run, no
+copy of the API key, and a further run changes nothing.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pivot import weights
+from pivot.proxmox_api import Access
+
+from .conftest import FIGURES, ROOT
+
+SOAK = bool(os.environ.get("PIVOT_SOAK"))
+PLACE = ROOT / ".lab/interruption"
+PADDING_MIB = 192
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where a run is cut. task: role and name as Ansible prints them; window: seconds after its start; gone: whether
+    the workers end too, as when the controller's machine is lost."""
+
+    task: str
+    window: tuple[float, float]
+    gone: bool
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.task.split(' : ')[-1]}-{'gone' if self.gone else 'group'}-{self.seed}"
+
+
+def cuts(*rows: tuple[str, float, float, int]) -> list[Cut]:
+    """Cases of a phase: task, window, number of seeds. The first is the one of `make test`; they alternate in what
+    is killed, beginning with the process group alone."""
+    every = [(task, (begin, end)) for task, begin, end, count in rows for _ in range(count)]
+    cases = [Cut(task, window, bool(number % 2), number) for number, (task, window) in enumerate(every)]
+    return cases if SOAK else cases[:1]
+
+
+def descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        own = children.get(todo.pop(), [])
+        found += own
+        todo += own
+    return found
+
+
+def interrupt(cut: Cut, *arguments: str) -> None:
+    """Run ansible-playbook in a session of its own and kill it where the cut says. Fails when it ended by itself."""
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "1",  # otherwise a task is named when it ends, not when it begins
+    }
+    command = ["ansible-playbook", *arguments]
+    run = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    seen = []
+    patience = threading.Timer(600, run.kill)  # a hanging run is a failure, not a hanging test
+    patience.start()
+    try:
+        for line in run.stdout:
+            seen.append(line)
+            if line.startswith(f"TASK [{cut.task}"):
+                break
+        begin, end = cut.window
+        # an idle machine is fast: the early moment is in the window on every machine, the late ones are for soak
+        time.sleep(random.Random(str(cut)).uniform(begin, end if SOAK else begin))  # noqa: S311 - repeatable on purpose
+        assert run.poll() is None, f"it ended before it could be killed:\n{''.join(seen)[-3000:]}"
+    finally:
+        patience.cancel()
+        workers = descendants(run.pid) if cut.gone else []
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run.stdout.close()
+        run.wait()
+
+
+def converge(controller, *arguments):
+    run = controller.play(*(arguments or ["deploy.yml"]))
+    assert run.status == "successful", run.output[-5000:]
+    return run
+
+
+def still(controller, *arguments):
+    run = converge(controller, *arguments)
+    assert run.changed_tasks() == []
+
+
+LEFTOVERS = r"""
+find /opt/sglang/building /opt/sglang/incoming -mindepth 1 -maxdepth 1 2>/dev/null
+find /opt/sglang -maxdepth 1 -name '.*' -type l
+find /models -name '.incoming-*' -o -name '.replaced-*' -o -name '.verified-*.new'
+find /etc/sglang -name '*.new' -o -name '.ansible_tmp*'
+find /etc/sglang/drafter -mindepth 1 -maxdepth 1 | tail -n +2
+find /var/tmp /tmp /run -maxdepth 1 -name 'pivot-bundle-*'
+find /opt/pivot-probe /var/lib/pivot-probe /etc/systemd/system/sglang.service.d -maxdepth 0 2>/dev/null
+grep -rl "$(sed -n 's/^api-key: "\(.*\)"/\1/p' /etc/sglang/launch.yaml)" /root/.ansible /tmp /var/tmp 2>/dev/null
+pgrep -af '/pip |compileall|^rsync|probe_state|systemctl (re)?start'
+[ -f /opt/sglang/current/release.json ] || echo current is no complete release
+systemctl is-active --quiet sglang || echo the server is down
+"""
+
+
+def api(lab):
+    access = Access(
+        lab["lab_api_host"],
+        lab["lab_api_port"],
+        "root@pam",
+        lab["lab_api_ca"],
+        lab["secrets"]["vault_proxmox_password"],
+    )
+    return access.connect("test").nodes("pve1").lxc
+
+
+def settled(lab, host):
+    """One container, nothing half done on it, and nothing of a killed run still at work."""
+    assert sorted((c["name"], int(c["vmid"])) for c in api(lab).get()) == [("infer1", 101)]
+    assert host.run("bash -s", check=False, stdin=LEFTOVERS) == ""
+    assert not list((ROOT / "artifacts/infer1").glob(".*.partial"))
+
+
+@pytest.fixture(scope="module")
+def place():
+    """A directory of this module: settings of runs, an inventory with a second container."""
+    shutil.rmtree(PLACE, ignore_errors=True)  # of an interrupted test
+    PLACE.mkdir()
+    yield PLACE
+    shutil.rmtree(PLACE)
+
+
+def settings(place, name, **variables):
+    path = place / f"{name}.yml"
+    path.write_text(yaml.safe_dump(variables))
+    return f"@{path}"
+
+
+PROVISION = cuts(
+    ("proxmox_container : Create, update and start", 0.3, 2.5, 3),
+    ("proxmox_container : Trust that key", 0.0, 0.4, 1),
+    ("proxmox_container : It answers", 0.0, 0.8, 1),
+)
+
+
+@pytest.fixture
+def second(lab, place):
+    """An inventory with infer2, which does not exist yet; gone afterwards."""
+    inventory = ROOT / ".lab/second"  # two levels below the project, as its variables want it
+    shutil.rmtree(inventory, ignore_errors=True)  # of an interrupted test
+    shutil.copytree(ROOT / "inventory/lab", inventory)
+    more = {"infer2": {"ansible_host": "{{ lab_addresses.infer2 }}", "proxmox_container_vmid": 102}}
+    children = {"lab": {"children": {"inference": {"hosts": more}}}}
+    (inventory / "more.yml").write_text(yaml.safe_dump({"all": {"children": children}}))
+    yield str(inventory)
+    container = api(lab)(102)
+    with contextlib.suppress(Exception):  # it may be stopped already, or not there: the next lines tell
+        container.status.stop.post()
+        wait(lambda: container.status.current.get()["status"] == "stopped", 30)
+    container.delete()
+    wait(lambda: [c["name"] for c in api(lab).get()] == ["infer1"], 60)
+    shutil.rmtree(inventory)
+
+
+def wait(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.3)
+
+
+@pytest.mark.parametrize("cut", PROVISION, ids=str)
+def test_provision(cut, deployed, lab, controller, host, second):
+    interrupt(cut, "playbooks/provision.yml", "-i", second, "--limit", "infer2")
+    converge(controller, "playbooks/provision.yml", "-i", second, "--limit", "infer2")
+    still(controller, "playbooks/provision.yml", "-i", second, "--limit", "infer2")
+    assert sorted((c["name"], int(c["vmid"]), c["status"]) for c in api(lab).get()) == [
+        ("infer1", 101, "running"),
+        ("infer2", 102, "running"),
+    ]
+    known = [line.split()[0] for line in Path(lab["lab_known_hosts"]).read_text().splitlines()]
+    assert known.count(lab["lab_addresses"]["infer2"]) == 1
+
+
+WEIGHTS = cuts(
+    ("model_weights : Send the files", 0.3, 1.2, 3),
+    ("model_weights : Verify on the host", 0.2, 0.7, 1),
+    ("model_weights : Prepare the incoming", 0.0, 0.4, 1),
+)
+
+
+@pytest.fixture(scope="module")
+def padded(place):
+    """Settings with a third model that takes a while to send, and its manifest."""
+    source = place / "padding"
+    source.mkdir()
+    (source / "config.json").write_text("{}\n")
+    with (source / "padding.bin").open("wb") as stream:
+        for _ in range(PADDING_MIB):
+            stream.write(os.urandom(1 << 20))
+    manifest = place / "padding.json"
+    assert weights.main([str(source), "--repository", "pivot-lab/padding", "--output", str(manifest)]) == 0
+    revision = yaml.safe_load(manifest.read_text())["revision"]
+    lab = yaml.safe_load((ROOT / "inventory/lab/group_vars/inference/weights.yml").read_text())["model_weights_models"]
+    padding = {
+        "repository": "pivot-lab/padding",
+        "revision": revision,
+        "source": str(source),
+        "manifest": str(manifest),
+    }
+    return settings(place, "padded", model_weights_models=[*lab, padding])
+
+
+@pytest.mark.parametrize("cut", WEIGHTS, ids=str)
+def test_weights(cut, deployed, lab, controller, host, padded):
+    host.run("rm -rf /models/pivot-lab/padding")
+    interrupt(cut, "playbooks/weights.yml", "-e", padded)
+    converge(controller, "playbooks/weights.yml", "-e", padded)
+    still(controller, "playbooks/weights.yml", "-e", padded)
+    settled(lab, host)
+    host.run("rm -rf /models/pivot-lab/padding")
+
+
+COLLECT = cuts(
+    ("log_bundle : Gather into", 0.5, 1.5, 1),
+    ("log_bundle : Bring the files", 0.0, 0.3, 1),
+    ("log_bundle : Mask what the host", 0.0, 0.3, 1),
+)
+
+
+@pytest.mark.parametrize("cut", COLLECT, ids=str)
+def test_collect(cut, deployed, lab, controller, host):
+    interrupt(cut, "deploy.yml", "--tags", "collect")
+    converge(controller, "deploy.yml", "--tags", "collect")
+    settled(lab, host)
+
+
+ENGINE = cuts(
+    ("sglang_engine : Install the locked packages", 1.0, 5.0, 2),
+    ("sglang_engine : Send the wheelhouse", 0.2, 1.5, 1),
+    ("sglang_engine : Compile", 2.0, 10.0, 1),
+    ("sglang_engine : Publish]", 0.0, 0.4, 1),
+)
+
+
+@pytest.mark.parametrize("cut", ENGINE, ids=str)
+def test_engine(cut, deployed, lab, controller, host):
+    host.run("rm /opt/sglang/current/release.json")
+    interrupt(cut, "playbooks/engine.yml")
+    converge(controller, "deploy.yml" if SOAK else "playbooks/engine.yml")
+    still(controller, "playbooks/engine.yml")
+    settled(lab, host)
+
+
+SERVE = cuts(
+    ("sglang_server : Start and wait", 0.2, 8.0, 3),
+    ("sglang_server : Launch configuration]", 0.0, 0.5, 2),
+    ("sglang_server : Unit, environment", 0.2, 1.2, 1),
+)
+
+
+@pytest.mark.parametrize("cut", SERVE, ids=str)
+def test_serve(cut, deployed, lab, controller, host, place):
+    """Another launch configuration and unit are on their way: a re-run brings them in, and one without them takes them
+    out again, whatever the server that runs then was started with. `make test` has the second half alone."""
+    flags = yaml.safe_load((ROOT / "inventory/lab/group_vars/inference/server.yml").read_text())["sglang_server_launch"]
+    more = {"sglang_server_launch": {**flags, "max-running-requests": 3}, "sglang_server_stop_seconds": 29}
+    wanted = settings(place, "requests", **more)
+    interrupt(cut, "playbooks/serve.yml", "-e", wanted)
+    if SOAK:
+        converge(controller, "playbooks/serve.yml", "-e", wanted)
+        still(controller, "playbooks/serve.yml", "-e", wanted)
+        settled(lab, host)
+        assert served(host) == "max-running-requests: 3"
+        interrupt(cut, "playbooks/serve.yml")
+    converge(controller)
+    still(controller, "playbooks/serve.yml")
+    settled(lab, host)
+    assert served(host) == "max-running-requests: 4"
+
+
+def served(host):
+    """One line of launch.yaml, where the running server was started with this very file."""
+    started = json.loads(host.run("cat /run/sglang/started.json"))
+    assert started["/etc/sglang/launch.yaml"] == host.run("sha256sum </etc/sglang/launch.yaml").split()[0]
+    return host.run("grep max-running-requests /etc/sglang/launch.yaml").strip()
+
+
+DEBUG_ON = cuts(
+    ("debug_probes : Restart the service with the probe", 0.3, 6.0, 3),
+    ("debug_probes : Write the drop-in", 0.0, 0.6, 1),
+)
+DEBUG_OFF = cuts(("debug_probes : Restore the service", 0.3, 6.0, 2))
+UNIT = "systemctl cat sglang; systemctl show sglang -P DropInPaths -P Environment -P EnvironmentFiles"
+
+
+@pytest.fixture(scope="module")
+def unit_before(deployed, host):
+    return host.run(UNIT)
+
+
+def switched_off(controller, lab, host, unit_before):
+    converge(controller, "deploy.yml", "--tags", "debug-off")
+    still(controller, "deploy.yml", "--tags", "debug-off")
+    settled(lab, host)
+    assert host.run(UNIT) == unit_before
+
+
+@pytest.mark.parametrize("cut", DEBUG_ON, ids=str)
+def test_debug_on(cut, deployed, lab, controller, host, unit_before):
+    interrupt(cut, "deploy.yml", "--tags", "debug-on")
+    converge(controller)
+    if SOAK:  # else the next case switches off what is half on here
+        switched_off(controller, lab, host, unit_before)
+
+
+@pytest.mark.parametrize("cut", DEBUG_OFF, ids=str)
+def test_debug_off(cut, deployed, lab, controller, host, unit_before):
+    if SOAK:
+        converge(controller, "deploy.yml", "--tags", "debug-on")
+    interrupt(cut, "deploy.yml", "--tags", "debug-off")
+    if SOAK:
+        converge(controller)
+    switched_off(controller, lab, host, unit_before)
+
+
+def test_nothing_is_left_to_do(deployed, lab, controller, host):
+    still(controller)
+    settled(lab, host)
+    FIGURES.append(
+        f"killed runs that a plain one brought to its end: "
+        f"{sum(map(len, (PROVISION, WEIGHTS, COLLECT, SERVE, ENGINE, DEBUG_ON, DEBUG_OFF)))} of 30"
+    )
