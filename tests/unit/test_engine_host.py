@@ -230,6 +230,21 @@ def test_prepare_ends_what_still_receives_for_a_killed_run(root):
         other.kill()
 
 
+@pytest.mark.parametrize("script", ["engine_state", "engine_release"])
+def test_a_change_that_a_killed_run_began_is_waited_for(root, script):
+    make_release(root / "building" / "two")
+    code = f"import fcntl, os, time; fcntl.flock(os.open({str(root)!r}, os.O_RDONLY), fcntl.LOCK_EX); print(flush=True)"
+    with subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(1)"], stdout=subprocess.PIPE) as publishing:
+        publishing.stdout.readline()
+        begin = time.monotonic()
+        if script == "engine_state":
+            run_state(root)
+        else:
+            change.main({"verb": "tidy", "root": str(root)})
+        assert time.monotonic() - begin > 0.8
+        assert publishing.wait() == 0
+
+
 def test_what_a_build_left_is_seen_and_tidied_up(root):
     assert run_state(root)["leftovers"] == []
     (root / "building" / "two" / "bin").mkdir(parents=True)

@@ -3,10 +3,12 @@
 Verbs: prepare (directories are there, what an interrupted build left is gone), finish (a built environment learns
 its final place), publish (it moves there and becomes current), link (an existing release becomes current), remove
 (releases and their logs), tidy (what builds that are over left behind goes). Prints one JSON object,
-{"error": sentence} when something is in the way.
+{"error": sentence} when something is in the way. Only one works on a root at a time: a publication goes on when its
+play is killed, and the next run waits for its end.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -172,11 +174,24 @@ def remove(arguments):
     return {"removed": arguments["ids"]}
 
 
+@contextlib.contextmanager
+def locked(root):
+    """Hold the root's lock."""
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def main(arguments):
     """Carry out one verb."""
     verbs = {"prepare": prepare, "finish": finish, "publish": publish, "link": link, "remove": remove, "tidy": tidy}
     try:
-        result = verbs[arguments["verb"]](arguments)
+        os.makedirs(arguments["root"], mode=0o755, exist_ok=True)
+        with locked(arguments["root"]):
+            result = verbs[arguments["verb"]](arguments)
     except OSError as error:
         result = {"error": str(error)}
     print(json.dumps(result))

@@ -6,15 +6,18 @@ Prints one JSON object: root, python, free_bytes, current, releases, in_use, rel
 """
 
 import csv
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import subprocess
 import sys
+import time
 
 PROBE = "import json, platform, sys; print(json.dumps([sys.implementation.name, platform.python_version()]))"
 SHOWN = 5  # problems of a kind that are listed one by one
+PATIENCE = 60  # seconds that a change gets to end which a killed run began
 
 
 def tree_sha256(root):
@@ -38,6 +41,22 @@ def tree_sha256(root):
                     digest = hashlib.sha256(file.read()).hexdigest()
             lines.append("%s\0%s\n" % (relative, digest))
     return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def wait_for_changes(root):
+    """Until nothing that engine_release.py began is under way below a root: half of it would be mistaken for damage."""
+    try:
+        descriptor = os.open(root, os.O_RDONLY)
+    except OSError:
+        return  # nothing was ever built here
+    limit = time.monotonic() + PATIENCE
+    while time.monotonic() < limit:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(0.2)
+    os.close(descriptor)
 
 
 def interpreter(path):
@@ -211,6 +230,7 @@ def inspect(path):
 def main(arguments):
     """Print the state as JSON."""
     root = os.path.normpath(arguments["root"])
+    wait_for_changes(root)
     path = arguments.get("path") or os.path.join(root, "releases", arguments["release"])
     state = {
         "root": root,
