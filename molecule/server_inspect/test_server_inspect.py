@@ -73,7 +73,7 @@ def test_the_inventory_has_what_counts_and_names_of_secrets(lines: str, dest: Pa
     assert values["sglang_server_port"] == 31000
     assert values["sglang_server_api_key"] == "{{ vault_sglang_api_key }}"
     assert values["sglang_server_drafter_path"] == "/srv/chat/drafter"
-    assert values["sglang_server_layer_ids"] == [4, 5, 6]
+    assert values["sglang_server_eagle_layer_ids"] == [4, 5, 6]
     assert values["sglang_server_launch"]["admin-api-key"] == "{{ vault_sglang_admin_api_key }}"
     assert values["sglang_server_environment"]["HF_TOKEN"] == "{{ vault_hf_token }}"  # noqa: S105 - a name, no secret
     assert "SITE_ACCESS_TOKEN" not in values["sglang_server_environment"]

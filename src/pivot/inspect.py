@@ -372,7 +372,7 @@ def inventory(
         values["sglang_server_drafter_path"] = drafter["path"]
         values["sglang_server_drafter_config"] = drafter.get("config")
         values["sglang_server_drafter_files"] = sorted(drafter.get("tensors") or [])
-        values["sglang_server_layer_ids"] = list(ids) if ids else None
+        values["sglang_server_eagle_layer_ids"] = list(ids) if ids else None
     values["sglang_server_launch"] = {name: flags[name] for name in sorted(flags) if name not in OWN}
     values["sglang_server_environment"] = dict(sorted(host["environment"].items()))
     sealed = {name: _sealed(name, value) for name, value in values.items() if value is not None}

@@ -147,7 +147,7 @@ class _Check:
         eagle_config = self.drafter.mapping("eagle_config")
         where = f"eagle_config.{IDS} of the drafter's config.json"
         self.own = None if pair.layer_ids is not None else read_ids(eagle_config.get(IDS), where, self.found)
-        self.ids = read_ids(pair.layer_ids, "sglang_server_layer_ids", self.found) or self.own
+        self.ids = read_ids(pair.layer_ids, "sglang_server_eagle_layer_ids", self.found) or self.own
         # ids that are there and cannot be used are no reason to reckon with the default
         self.readable = self.ids is not None or (pair.layer_ids is None and eagle_config.get(IDS) is None)
         self.use_aux = eagle_config.get("use_aux_hidden_state", True)
@@ -298,7 +298,7 @@ def _key(look: _Check) -> None:
     top = read_ids(look.drafter.data[IDS], where, look.found)
     if top is None or not look.readable:
         return
-    fix = f"write sglang_server_layer_ids: {top}, which puts them under eagle_config"
+    fix = f"write sglang_server_eagle_layer_ids: {top}, which puts them under eagle_config"
     if look.ids is not None:
         if sorted(top) != sorted(look.ids):
             message = f"{where} says {top} and is not read; {look.ids} under eagle_config count"
@@ -366,7 +366,7 @@ def _range(look: _Check) -> None:
         return
     if len(set(kept)) < len(kept):
         message = f"the default layers of a target with {layers} are {numbers(kept)}, and a layer is kept once"
-        look.found.add("RANGE", ERROR, message, "set sglang_server_layer_ids")
+        look.found.add("RANGE", ERROR, message, "set sglang_server_eagle_layer_ids")
     outside = [layer for layer in kept if not 0 <= layer < layers]
     if outside:
         word = "input of layer" if len(outside) == 1 else "inputs of layers"
@@ -390,7 +390,9 @@ def _fix(look: _Check, otherwise: str) -> str:
     """The ids the contract asks for, if it can be said."""
     inputs = look.contract.inputs if look.contract else None
     written = _write(look, inputs) if inputs else ""
-    return f"sglang_server_layer_ids: {written.removeprefix('write ')}" if written.startswith("write") else otherwise
+    if not written.startswith("write"):
+        return otherwise
+    return f"sglang_server_eagle_layer_ids: {written.removeprefix('write ')}"
 
 
 def _agreement(look: _Check) -> None:
@@ -710,7 +712,7 @@ def deployed(subject: str, values: Mapping[str, Any], read: Callable[[str], obje
         target=target.get("config"),
         drafter=config if isinstance(config, Mapping) and config else drafter.get("config"),
         tensors=tensors_of(drafter),
-        layer_ids=values.get("sglang_server_layer_ids"),
+        layer_ids=values.get("sglang_server_eagle_layer_ids"),
         version=version,
         engine=descriptions.load(version),
         flags=flags if isinstance(flags, Mapping) else {},

@@ -202,7 +202,7 @@ def test_losing_the_layer_ids_shows_in_the_accept_length(deployed, controller):
     without = {**manifest["config"]}
     without.pop("eagle_config")
     extra = ROOT / ".lab/without-ids.yml"
-    extra.write_text(yaml.safe_dump({"sglang_server_drafter_config": without, "sglang_server_layer_ids": None}))
+    extra.write_text(yaml.safe_dump({"sglang_server_drafter_config": without, "sglang_server_eagle_layer_ids": None}))
     for name, arguments in {"without the key": ("-e", f"@{extra}"), "as trained": ()}.items():
         run = controller.play("playbooks/serve.yml", *arguments)
         assert run.status == "successful", run.output[-4000:]

@@ -312,7 +312,7 @@ def test_preflight_says_which_layers_reach_the_drafter(filled):
     )
     for host in ("llm01", "llm02"):
         assert re.search(rf"^{host}\n  layers +{re.escape(line)}$", done.stdout, re.MULTILINE), done.stdout
-    done = filled.play("playbooks/preflight.yml", sglang_server_layer_ids=[2, 30, 58])
+    done = filled.play("playbooks/preflight.yml", sglang_server_eagle_layer_ids=[2, 30, 58])
     assert done.returncode == 2, done.stdout
     assert "contract: outputs of 2, 30, 58; DISAGREES; write [3, 31, 59]" in done.stdout
     assert {item[0] for item in report(done.stdout + done.stderr)} == {"DRAFTER-LAYERS"}

@@ -231,7 +231,7 @@ def test_the_inventory_is_one_that_the_role_accepts() -> None:
     known = {*options["sglang_server"], *options["sglang_engine"]}
     assert set(values) - known == set()
     assert launch.check("h1", values["sglang_server_launch"], values["sglang_server_environment"]) == []
-    assert values["sglang_server_layer_ids"] == [3, 5, 7]
+    assert values["sglang_server_eagle_layer_ids"] == [3, 5, 7]
     assert values["sglang_server_name"] == "chat"
     assert values["sglang_server_model_path"] == "/srv/chat/target"
     assert values["sglang_server_drafter_path"] == "/srv/chat/drafter"

@@ -227,7 +227,7 @@ def test_b01_b_suggests_the_ids_and_fails_by_the_contract():
     assert "write [1, 29, 57]" in text(given)
     recorded = pair(OLD, contract=contract([2, 30, 58], "input"))
     assert found(recorded) == [("LAYERS", "error")]
-    assert "sglang_server_layer_ids: [1, 29, 57]" in text(recorded)
+    assert "sglang_server_eagle_layer_ids: [1, 29, 57]" in text(recorded)
     assert found(pair(OLD, contract=contract([2, 30, 58], "output"))) == []
     assert found(pair(NEW, contract=contract([2, 30, 58], "input"))) == []
 
@@ -379,8 +379,8 @@ def test_an_mla_drafter_is_clean():
 @pytest.mark.parametrize(
     ("changes", "expected", "said"),
     [
-        ({"layer_ids": [4, 6, 8]}, ["RANGE", "LAYERS"], "sglang_server_layer_ids: [3, 5, 7]"),
-        ({"layer_ids": [2, 4, 6]}, ["LAYERS"], "sglang_server_layer_ids: [3, 5, 7]"),
+        ({"layer_ids": [4, 6, 8]}, ["RANGE", "LAYERS"], "sglang_server_eagle_layer_ids: [3, 5, 7]"),
+        ({"layer_ids": [2, 4, 6]}, ["LAYERS"], "sglang_server_eagle_layer_ids: [3, 5, 7]"),
         ({"layer_ids": [0, 5, 7]}, ["LAYERS"], "inputs of layers 0, 5, 7"),
         ({"layer_ids": [3, 5]}, ["FC", "LAYERS"], "fc takes 288 (3 x 96), but 2 ids give 192"),
         ({"layer_ids": [3, 5, 8]}, ["RANGE", "LAYERS"], "layers 0 to 7: only 2 of 3"),
@@ -790,7 +790,7 @@ def lab_variables(**changes: Any) -> dict[str, Any]:
         "model_weights_models": models,
         "sglang_server_model_path": f"/models/{models[0]['repository']}/{models[0]['revision']}",
         "sglang_server_drafter_path": f"/models/{models[1]['repository']}/{models[1]['revision']}/",
-        "sglang_server_layer_ids": models[1]["contract"]["layers"],
+        "sglang_server_eagle_layer_ids": models[1]["contract"]["layers"],
         "sglang_server_launch": server["sglang_server_launch"],
         "sglang_server_environment": server["sglang_server_environment"],
         **changes,
@@ -812,7 +812,8 @@ def test_the_labs_variables_describe_a_clean_pair():
 def test_the_config_of_the_deployment_counts():
     without = dict(read("manifests/kimi-k25-tiny-eagle3.json")["config"])
     del without["eagle_config"]
-    given = deployed("infer1", lab_variables(sglang_server_drafter_config=without, sglang_server_layer_ids=None), read)
+    variables = lab_variables(sglang_server_drafter_config=without, sglang_server_eagle_layer_ids=None)
+    given = deployed("infer1", variables, read)
     assert given is not None
     assert found(given) == [("LAYERS", "error")]
     assert "inputs of layers 2, 4, 5" in check(given).line
