@@ -751,8 +751,8 @@ def _known_faults(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m pivot.descriptions describe WHEEL [--out FILE]``."""
-    parser = argparse.ArgumentParser(prog="pivot.descriptions", description="What a pinned engine is.")
+    """``pivot engine describe WHEEL [--out FILE]``."""
+    parser = argparse.ArgumentParser(prog="pivot engine", description="What a pinned engine is.")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("describe", help="read an SGLang wheel, without importing or installing it")
     command.add_argument("wheel", type=Path)
@@ -765,7 +765,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             parsed.out.write_text(text, encoding="utf-8")
     except (DescriptionError, OSError) as error:
-        print(f"pivot.descriptions: {error}", file=sys.stderr)
+        print(f"pivot engine: {error}", file=sys.stderr)
         return 1
     return 0
 

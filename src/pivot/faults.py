@@ -7,12 +7,13 @@ the case at hand shows as an ellipsis.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -328,5 +329,13 @@ def _engine_faults() -> list[str]:
     return lines
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``pivot faults``: print the page."""
+    parser = argparse.ArgumentParser(prog="pivot faults", description="Every finding by code, as Markdown.")
+    parser.parse_args(arguments)
     sys.stdout.write(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -560,8 +560,8 @@ def rsync_command(source: str, destination: str, connection: Mapping[str, Any]) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m pivot.weights DIR --repository NAME [--revision R] [--output FILE]`: write a manifest."""
-    parser = argparse.ArgumentParser(prog="pivot.weights", description="Write the manifest of a model directory.")
+    """`pivot manifest DIR --repository NAME [--revision R] [--output FILE]`: write a manifest."""
+    parser = argparse.ArgumentParser(prog="pivot manifest", description="Write the manifest of a model directory.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--repository", required=True, help="name on the hosts, e.g. owner/model")
     parser.add_argument("--revision", help="the source's own commit (default: a hash of the contents)")
@@ -575,7 +575,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parsed.output.parent.mkdir(parents=True, exist_ok=True)
             parsed.output.write_text(text, encoding="utf-8")
     except (WeightsError, OSError) as error:
-        print(f"pivot.weights: {error}", file=sys.stderr)
+        print(f"pivot manifest: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -173,7 +173,7 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert weights.load_manifest(out).repository == "lab/toy"
     assert weights.main([str(tmp_path / "absent"), "--repository", "lab/toy"]) == 1
     complaint = capsys.readouterr().err
-    assert complaint.startswith("pivot.weights: ")
+    assert complaint.startswith("pivot manifest: ")
     assert "Traceback" not in complaint
 
 
