@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pivot import launch, logs
+from pivot import drift, launch, logs, nccl, paths
 
 
 def check(flags: Mapping[str, Any], environment: Mapping[str, Any], subject: str) -> list[dict[str, str]]:
@@ -24,12 +24,30 @@ def argv(flags: Mapping[str, Any], python: str, config: str) -> list[str]:
 
 def restart_finding(reasons: Sequence[str], subject: str) -> dict[str, str]:
     """The refusal of a restart, as a dictionary."""
-    return launch.restart_finding(subject, reasons).as_dict()
+    return drift.restart_finding(subject, reasons).as_dict()
 
 
 def space(free: Mapping[str, int], subject: str) -> list[dict[str, str]]:
     """Findings about full file systems, as dictionaries."""
     return [finding.as_dict() for finding in launch.space(subject, free)]
+
+
+def environment(own: Mapping[str, Any], profile: str | None) -> dict[str, Any]:
+    """A server's variables, those of its NCCL profile included."""
+    return nccl.environment(profile, own)
+
+
+def named(flags: Mapping[str, Any], variables: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
+    """The paths that settings name, as dictionaries."""
+    return [dataclasses.asdict(item) for item in paths.named(flags, variables, directory)]
+
+
+def files(
+    wanted: Sequence[Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]], unit: str, subject: str
+) -> list[dict[str, str]]:
+    """Findings about files that settings name, as dictionaries."""
+    known = [paths.Named(**item) for item in wanted]
+    return [finding.as_dict() for finding in paths.check(subject, known, seen, unit)]
 
 
 class FilterModule:
@@ -44,9 +62,14 @@ class FilterModule:
             "pivot_launch_differences": launch.differences,
             "pivot_launch_drafter_config": launch.drafter_config,
             "pivot_launch_environment": launch.environment_text,
+            "pivot_launch_environment_of": environment,
+            "pivot_launch_files": files,
             "pivot_launch_layer_ids": launch.configured_layer_ids,
+            "pivot_launch_named": named,
             "pivot_launch_restart_finding": restart_finding,
-            "pivot_launch_restart_reasons": launch.restart_reasons,
+            "pivot_launch_restart_reasons": drift.restart_reasons,
+            "pivot_launch_scalar": launch.scalar,
+            "pivot_launch_settings": launch.settings,
             "pivot_launch_sha256": launch.sha256,
             "pivot_launch_space": space,
             "pivot_launch_unit_words": launch.unit_words,

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from pivot import model
@@ -269,6 +270,9 @@ def _real(value: object) -> float | None:
 
 
 def _tokens(value: object) -> int | None:
-    """A number of tokens as SGLang reads it: 131072, 128k (thousands) or 128Ki."""
-    match = re.fullmatch(r"([0-9]{1,9})(Ki|Mi|Gi|Ti|k|M|G|T)", value) if isinstance(value, str) else None
-    return _whole(value) if match is None else _whole(int(match[1]) * UNITS[match[2]])
+    """A number of tokens as SGLang reads it: 131072, 128k or 25.6k (thousands), 128Ki."""
+    form = r"([0-9]{1,9})(Ki|Mi|Gi|Ti)|([0-9]{1,9}(?:\.[0-9]{1,9})?)(k|M|G|T)"
+    match = re.fullmatch(form, value) if isinstance(value, str) else None
+    if match is None:
+        return _whole(value)
+    return _whole(int(Decimal(match[1] or match[3]) * UNITS[match[2] or match[4]]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,24 @@ def _wrong_flag(name: str, value: object) -> tuple[str, str, str] | None:
         return "LAUNCH-NULL", message, "remove it or give it a value"
     if value is False and name not in ON_OFF:
         return "LAUNCH-FALSE", f"{where} is false, which SGLang's --config drops silently", "remove the line"
+    texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+    return next((wrong for text in texts if (wrong := _wrong_text(where, text))), None)
+
+
+def _wrong_text(where: str, text: str) -> tuple[str, str, str] | None:
+    """A value that would not arrive as it is written."""
+    if _controls(text):
+        message = f"{where} has a line break or another control character"
+        return "LAUNCH-CONTROL", message, "write it in one line; JSON says \\n where a value needs one"
+    if text.startswith("-") and not re.fullmatch(r"-[0-9]+(\.[0-9]*)?", text):
+        message = f"{where} begins with -, which SGLang's command line takes for the next flag"
+        return "LAUNCH-DASH", message, "write a value that begins otherwise"
     return None
+
+
+def _controls(text: str) -> bool:
+    """Whether a text has a character that systemd drops or that ends a line; a tab is neither."""
+    return any(unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Cs") for letter in text.replace("\t", " "))
 
 
 def _wrong_variable(name: str, value: object) -> tuple[str, str, str] | None:
@@ -69,8 +87,9 @@ def _wrong_variable(name: str, value: object) -> tuple[str, str, str] | None:
         text = int(value) if isinstance(value, bool) else value
         message = f"{where} is {value!r}, which YAML does not hand on as it was written"
         return "ENV-TYPE", message, f'quote it, for example {name}: "{text}"'
-    if value != value.strip() or "\n" in value:
-        return "ENV-SPACE", f"{where} has white space at an end or a line break", "remove it"
+    if value != value.strip() or _controls(value):
+        message = f"{where} has white space at an end, or a line break or another control character"
+        return "ENV-SPACE", message, "remove it"
     return None
 
 
@@ -79,13 +98,24 @@ def config_mapping(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: flags[name] for name in sorted(flags) if name not in ARGV_ONLY}
 
 
+def settings(flags: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that launch.yaml holds, in its order: the role's own settings that are set, then the flags."""
+    return {**{name: value for name, value in own.items() if value not in (None, "")}, **config_mapping(flags)}
+
+
 def config_text(flags: Mapping[str, Any]) -> str:
     """The body of launch.yaml, one flag a line; mappings become the JSON text that SGLang parses."""
-    lines = []
-    for name, value in config_mapping(flags).items():
-        text = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
-        lines.append(f"{name}: {json.dumps(text, ensure_ascii=False)}\n")  # JSON is YAML
-    return "".join(lines)
+    return "".join(f"{name}: {scalar(value)}\n" for name, value in config_mapping(flags).items())
+
+
+def scalar(value: object) -> str:
+    """A value as YAML that PyYAML reads back exactly: JSON, but for the letters that only YAML takes otherwise."""
+    text = json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else value
+    return re.sub(r"[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", _json(text))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def argv(python: str, config: str, flags: Mapping[str, Any]) -> list[str]:
@@ -96,8 +126,13 @@ def argv(python: str, config: str, flags: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             arguments.append(f"--{name}" if value else f"--no-{name}")
         else:
-            arguments += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
+            arguments += [f"--{name}", *map(_word, value if isinstance(value, list) else [value])]
     return arguments
+
+
+def _word(value: object) -> str:
+    """One argument; a mapping becomes the JSON text that SGLang parses."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, Mapping) else str(value)
 
 
 def unit_words(arguments: Sequence[str]) -> str:
@@ -160,33 +195,6 @@ def differences(files: Mapping[str, str], modes: Mapping[str, str], state: Mappi
     return sorted(wrong)
 
 
-def restart_reasons(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
-    """Why the RUNNING server is not the wanted one; empty when it is, or when none runs.
-
-    wanted: files (path → sha256), argv, environment. state: what server_state.py reports of the main process:
-    `running` null or {argv, environment, started: path → sha256 at its start}.
-    """
-    running = state.get("running")
-    if not running:
-        return []
-    reasons = []
-    command: list[str] = running["argv"]
-    extra_allowed = bool(state.get("drop_ins"))
-    expected: list[str] = list(wanted["argv"])
-    if command != expected and not (extra_allowed and command[: len(expected)] == expected):
-        reasons.append(f"its command line is {' '.join(command)!r}")
-    for name, value in sorted(wanted["environment"].items()):
-        if running["environment"].get(name) != value:
-            reasons.append(f"{name} is {running['environment'].get(name)!r} in its environment, not {value!r}")
-    started = running.get("started") or {}
-    reasons += [
-        f"it was started with another {path}"
-        for path, digest in sorted(wanted["files"].items())
-        if started.get(path) != digest
-    ]
-    return reasons
-
-
 def space(subject: str, free: Mapping[str, int]) -> list[Finding]:
     """Directories whose file system is too full for what a server needs written there. free: bytes by directory."""
     return [
@@ -201,14 +209,3 @@ def space(subject: str, free: Mapping[str, int]) -> list[Finding]:
         for path, count in sorted(free.items())
         if count < LEAST_FREE
     ]
-
-
-def restart_finding(subject: str, reasons: Sequence[str]) -> Finding:
-    """A restart that nobody consented to."""
-    return Finding(
-        "SERVER-RESTART-NEEDED",
-        Severity.ERROR,
-        subject,
-        "the running server differs from the wanted one and would have to be restarted: " + "; ".join(reasons),
-        "set sglang_server_allow_restart: true (or -e sglang_server_allow_restart=true) when it may be interrupted",
-    )

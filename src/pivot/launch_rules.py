@@ -120,7 +120,7 @@ def _fits(value: object, kind: str | None) -> bool:
     if kind == "int":
         return re.fullmatch(r"[+-]?[0-9]{1,18}", text) is not None
     if kind == "human_readable_int":
-        return re.fullmatch(r"[+-]?[0-9]{1,18}|[0-9.]{1,18}[kKmMgGtT]", text) is not None
+        return re.fullmatch(r"[+-]?[0-9]{1,18}|[0-9]{1,9}(\.[0-9]{1,9})?[kMGT]|[0-9]{1,9}[KMGT]i", text) is not None
     if kind == "float":
         return re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text[:40]) is not None
     if kind == "json" and isinstance(value, str):

@@ -22,6 +22,7 @@ from pivot.findings import Finding, Severity
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 WHERE = "sglang_server_environment"
 DATA = Path(__file__).parent / "data/nccl.yml"
+PROFILES = Path(__file__).parent / "data/nccl_profiles.yml"
 MANUAL = "NCCL's manual, environment variables"
 # what the old integers of a level mean today; the manual warns that the numbers changed
 LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
@@ -61,6 +62,32 @@ def table() -> Mapping[str, Mapping[str, Any]]:
     """The known variables by name."""
     known: dict[str, dict[str, Any]] = yaml.safe_load(DATA.read_text(encoding="utf-8"))["variables"]
     return known
+
+
+@functools.cache
+def profiles() -> Mapping[str, Mapping[str, Any]]:
+    """The sets of variables by name, each with for, board, reported and variables."""
+    known: dict[str, dict[str, Any]] = yaml.safe_load(PROFILES.read_text(encoding="utf-8"))["profiles"]
+    return known
+
+
+def environment(profile: object, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that a server gets: those of its profile, overruled by its own; null there takes one away.
+
+    profile: a name, None or empty for none; an unknown name is found where values are looked at.
+    """
+    begin = {name: variable["value"] for name, variable in _profile(profile).items()}
+    return {name: value for name, value in {**begin, **own}.items() if not (value is None and name in begin)}
+
+
+def profile_reasons(profile: object, own: Mapping[str, Any]) -> frozenset[str]:
+    """The variables that the profile sets with a reason and the host's own do not overrule."""
+    return frozenset(name for name, variable in _profile(profile).items() if variable.get("reason") and name not in own)
+
+
+def _profile(name: object) -> Mapping[str, Mapping[str, Any]]:
+    found: Mapping[str, Mapping[str, Any]] = profiles().get(str(name), {}).get("variables", {}) if name else {}
+    return found
 
 
 def check(settings: Settings) -> list[Finding]:

@@ -39,7 +39,12 @@ WANTED = (
     *("model_weights_root", "model_weights_models"),
     *("sglang_server_name", "sglang_server_user", "sglang_server_config_dir", "sglang_server_host"),
     *("sglang_server_port", "sglang_server_api_key", "sglang_server_accelerator", "sglang_server_environment"),
-    *("sglang_server_start_limit", "sglang_server_model_path", "sglang_server_drafter_path"),
+    *(
+        "sglang_server_nccl_profile",
+        "sglang_server_start_limit",
+        "sglang_server_model_path",
+        "sglang_server_drafter_path",
+    ),
     *("debug_probes_root", "debug_probes_state_file"),
     *("proxmox_container_devices", "lab_bridge"),
 )

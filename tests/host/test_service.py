@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from testinfra.host import Host
 
+from pivot import nccl
+
 if TYPE_CHECKING:
     from conftest import Api, Settings
 
@@ -76,7 +78,7 @@ def test_it_was_started_with_the_rendered_configuration(host: Host, pid: int, se
 
 
 def test_it_has_the_environment_of_the_inventory(host: Host, pid: int, settings: Settings) -> None:
-    wanted = settings["sglang_server_environment"]
+    wanted = nccl.environment(settings.get("sglang_server_nccl_profile"), settings["sglang_server_environment"])
     script = (
         "import json, sys; raw = open(f'/proc/{sys.argv[1]}/environ').read().split(chr(0)); "
         "print(json.dumps({n: v for n, _, v in (x.partition('=') for x in raw) if n in json.loads(sys.argv[2])}))"

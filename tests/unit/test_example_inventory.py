@@ -3,7 +3,6 @@
 A copy of the project without a lab and with a vault of its own is what a person has on day one.
 """
 
-import copy
 import hashlib
 import ipaddress
 import json
@@ -18,13 +17,14 @@ import pytest
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from pivot import inventory, launch, pins
+from pivot import inventory, launch, launch_rules, nccl, pins
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "inventory/example"
 FILES = sorted(EXAMPLE.rglob("*.yml"))
 PINS = yaml.safe_load((EXAMPLE / "group_vars/all/pins.yml").read_text())["pivot_pins"]
 NCCL = yaml.safe_load((EXAMPLE / "group_vars/inference/nccl.yml").read_text())
+PROFILES = ["latency", "throughput", "p2p-fallback"]
 LOCK = ROOT / "requirements/engine/cuda-py312.lock"
 SPECS = inventory.role_specs(ROOT / "roles")
 VAULT = {"vault_proxmox_password": "made-up-pass", "vault_sglang_api_key": "made-up-key"}
@@ -89,8 +89,8 @@ RENDER = """
     - name: The environment of each profile
       ansible.builtin.set_fact:
         text: "{{ lookup('ansible.builtin.template', sglang_server_templates ~ '/environment.j2') }}"
-      loop: "{{ nccl_profiles | list }}"
-      loop_control: {loop_var: nccl_profile}
+      loop: [latency, throughput, p2p-fallback]
+      loop_control: {loop_var: sglang_server_nccl_profile}
       register: environments
     - name: Write all of it
       ansible.builtin.copy:
@@ -98,7 +98,7 @@ RENDER = """
         content: "{{ texts | to_json }}"
         mode: "0600"
       vars:
-        profiles: "{{ environments.results | map(attribute='nccl_profile') }}"
+        profiles: "{{ environments.results | map(attribute='sglang_server_nccl_profile') }}"
         texts:
           launch: "{{ __sglang_server_launch_text }}"
           service: "{{ lookup('ansible.builtin.template', sglang_server_templates ~ '/sglang.service.j2') }}"
@@ -362,7 +362,9 @@ def test_preflight_says_what_fits_into_a_card(filled):
 
 def test_a_misspelt_variable_of_nccl_is_refused_and_what_is_for_debugging_has_its_reason(filled):
     assert "NCCL-" not in filled.play("playbooks/preflight.yml").stdout
-    done = filled.play("playbooks/preflight.yml", server_environment={"NCCL_P2P_LEVLE": "SYS", "NCCL_ALGO": "Ring"})
+    done = filled.play(
+        "playbooks/preflight.yml", sglang_server_environment={"NCCL_P2P_LEVLE": "SYS", "NCCL_ALGO": "Ring"}
+    )
     assert {item[0] for item in report(done.stdout + done.stderr)} == {"NCCL-UNKNOWN"}
     assert "did you mean NCCL_P2P_LEVEL?" in done.stdout
     # given on the command line, without a comment
@@ -370,7 +372,7 @@ def test_a_misspelt_variable_of_nccl_is_refused_and_what_is_for_debugging_has_it
 
 
 def test_a_waived_finding_is_printed_and_stops_nothing(filled):
-    wrong = {"server_environment": {"NCCL_P2P_LEVLE": "SYS"}}
+    wrong = {"sglang_server_environment": {"NCCL_P2P_LEVLE": "SYS"}}
     done = filled.play("playbooks/preflight.yml", **wrong, pivot_waivers={"NCCL-UNKNOWN": "a build of our own"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "INFO    NCCL-UNKNOWN" in done.stdout + done.stderr
@@ -382,9 +384,10 @@ def test_a_waived_finding_is_printed_and_stops_nothing(filled):
 
 
 def test_an_unknown_profile_names_the_known_ones(filled):
-    done = filled.play("playbooks/preflight.yml", nccl_profile="fast")
+    done = filled.play("playbooks/preflight.yml", sglang_server_nccl_profile="fast")
     assert done.returncode == 2
-    assert "nccl_profile: write latency, throughput or fallback" in done.stdout + done.stderr
+    words = " ".join((done.stdout + done.stderr).split())
+    assert "value of sglang_server_nccl_profile must be one of: latency, throughput, p2p-fallback, got: fast" in words
 
 
 # The whole story reads it, without a lab
@@ -446,7 +449,7 @@ def unexplained(text, depth):
 
 
 def test_every_value_is_explained_where_it_stands():
-    depths = {"nccl.yml": 4, "server.yml": 2}
+    depths = {"server.yml": 2}
     for path in FILES:
         if path.name not in ("hosts.yml", "pins.yml"):
             assert unexplained(path.read_text(), depths.get(path.name, 0)) == [], path
@@ -457,19 +460,15 @@ def test_a_value_without_a_reason_is_seen():
     assert unexplained("---\na:\n  # why\n  b: 1\n\n  c: 2\n", 2) == ["c: 2"]
 
 
-def test_profiles_hold_strings_and_fit_the_flags():
-    flags = yaml.safe_load((EXAMPLE / "group_vars/inference/server.yml").read_text())["sglang_server_launch"]
-    assert NCCL["nccl_profile"] in NCCL["nccl_profiles"]
-    assert set(NCCL["nccl_profiles"]) == {"latency", "throughput", "fallback"}
-    for name, profile in NCCL["nccl_profiles"].items():
-        assert launch.check(name, flags, profile) == []
-        assert all(isinstance(value, str) for value in profile.values()), name
-        # with peer access off in NCCL alone, SGLang's own all-reduce would still use it
-        assert profile.get("NCCL_P2P_DISABLE") != "1" or flags["disable-custom-all-reduce"] is True
-        # an integer level means different things in different versions
-        assert not profile.get("NCCL_P2P_LEVEL", "").isdigit()
-    broken = copy.deepcopy(NCCL["nccl_profiles"]["latency"]) | {"NCCL_IB_DISABLE": True}
-    assert [item.code for item in launch.check("x", flags, broken)] == ["ENV-TYPE"]
+def test_every_profile_fits_the_flags():
+    settings = yaml.safe_load((EXAMPLE / "group_vars/inference/server.yml").read_text())
+    flags, own = settings["sglang_server_launch"], settings["sglang_server_environment"]
+    assert NCCL["sglang_server_nccl_profile"] in PROFILES
+    for name in PROFILES:
+        environment = nccl.environment(name, own)
+        assert launch.check(name, flags, environment) == []
+        checked = launch_rules.Launch(subject=name, flags=flags, environment=environment, capability="12.0")
+        assert launch_rules.check(checked) == []
 
 
 def test_the_engine_is_the_locked_one():
@@ -564,7 +563,7 @@ def test_launch_yaml_of_a_host(rendered):
             "throughput",
             ['NCCL_BUFFSIZE="67108864"', 'NCCL_MAX_NCHANNELS="64"', 'NCCL_MIN_NCHANNELS="32"', 'NCCL_P2P_DISABLE="1"'],
         ),
-        ("fallback", ['NCCL_CUMEM_ENABLE="0"', 'NCCL_P2P_DISABLE="1"']),
+        ("p2p-fallback", ['NCCL_CUMEM_ENABLE="0"', 'NCCL_P2P_DISABLE="1"']),
     ],
 )
 def test_environment_by_profile(rendered, profile, own):

@@ -5,17 +5,6 @@ import yaml
 
 from pivot import launch
 
-WANTED = {
-    "files": {"/etc/sglang/launch.yaml": "aa"},
-    "argv": ["/opt/r/bin/python", "-m", "sglang.launch_server", "--config", "/etc/sglang/launch.yaml"],
-    "environment": {"NCCL_DEBUG": "WARN"},
-}
-
-
-def running(**changes):
-    process = {"argv": WANTED["argv"], "environment": {"NCCL_DEBUG": "WARN"}, "started": WANTED["files"]}
-    return {"running": {**process, **changes}, "drop_ins": []}
-
 
 def codes(flags=None, environment=None):
     return [finding.code for finding in launch.check("h", flags or {}, environment or {})]
@@ -33,10 +22,20 @@ def test_good_settings_have_no_findings():
         ({"api-key": "x"}, "LAUNCH-RESERVED"),
         ({"tp": None}, "LAUNCH-NULL"),
         ({"enable-metrics": False}, "LAUNCH-FALSE"),
+        ({"served-model-name": "a\nb"}, "LAUNCH-CONTROL"),
+        ({"lora-paths": ["a=b", "c\x00=d"]}, "LAUNCH-CONTROL"),
+        ({"served-model-name": "a\u2028b"}, "LAUNCH-CONTROL"),
+        ({"served-model-name": "--tp-size"}, "LAUNCH-DASH"),
+        ({"served-model-name": "-x"}, "LAUNCH-DASH"),
     ],
 )
 def test_each_launch_guard_fires(flags, code):
     assert codes(flags) == [code]
+
+
+@pytest.mark.parametrize("value", ["-1", "-0.5", "a-b", "a\tb", "50% of $HOME \\ 'q' \"", "é \U0001f600"])
+def test_hard_values_are_no_findings(value):
+    assert codes({"served-model-name": value}, {"NCCL_IB_HCA": value}) == []
 
 
 def test_field_case_b07_yaml_booleans_in_the_environment_are_named_with_their_fix():
@@ -46,10 +45,11 @@ def test_field_case_b07_yaml_booleans_in_the_environment_are_named_with_their_fi
 
 
 def test_field_case_b22_trailing_space_and_all_findings_at_once():
-    assert codes({"tp": None}, {"SGLANG_ENABLE_JIT_DEEPGEMM": "0 ", "lower": "1"}) == [
+    assert codes({"tp": None}, {"SGLANG_ENABLE_JIT_DEEPGEMM": "0 ", "lower": "1", "NCCL_NET": "a\x1bb"}) == [
         "LAUNCH-NULL",
         "ENV-SPACE",
         "ENV-NAME",
+        "ENV-SPACE",
     ]
 
 
@@ -59,6 +59,37 @@ def test_config_text_is_sorted_yaml_and_holds_json_for_mappings():
     )
     assert list(yaml.safe_load(text)) == ["gc-threshold", "model-loader-extra-config", "tp"]
     assert json.loads(yaml.safe_load(text)["model-loader-extra-config"]) == {"num_threads": 16}
+
+
+HARD = [
+    *(
+        "50% of %h",
+        "$HOME ${HOME} $$",
+        "a \\ b\\n",
+        "'",
+        '"',
+        "` # : - ? [x] {y} & * ! | > @",
+        "true",
+        "1e3",
+        "010",
+        "null",
+    ),
+    *('{"a": "%s $x \\\\ \\"q\\""}', "\t x", "é", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "\ufffe", "\U0001f600"),
+    *("~", ""),
+]
+
+
+@pytest.mark.parametrize("value", [*HARD, 1e-05, 1e22, 0.85, -1, 10**20, True, ["a b", "%", 1]])
+def test_every_value_is_read_back_as_it_was_meant(value):
+    read = yaml.safe_load(launch.config_text({"served-model-name": value}))["served-model-name"]
+    assert read == value or str(read) == str(value)
+    assert yaml.safe_load(f"x: {launch.scalar(value)}")["x"] == read
+
+
+def test_hard_texts_inside_of_json_are_read_back():
+    given = {text: text for text in HARD}
+    read = yaml.safe_load(launch.config_text({"json-model-override-args": given}))["json-model-override-args"]
+    assert json.loads(read) == given
 
 
 def test_what_the_config_file_cannot_hold_stands_on_the_command_line():
@@ -71,6 +102,10 @@ def test_what_the_config_file_cannot_hold_stands_on_the_command_line():
 
 def test_field_case_b20_specifiers_are_doubled_and_words_quoted():
     assert launch.unit_words(["/p", "a b", "%h", 'say "x"', "$HOME"]) == '/p "a b" %%h "say \\"x\\"" $$HOME'
+
+
+def test_mappings_on_the_command_line_are_json():
+    assert launch.argv("/p", "/c", {"lora-paths": [{"lora_name": "a"}]})[-1] == '{"lora_name": "a"}'
 
 
 def test_environment_values_are_taken_literally():
@@ -92,32 +127,6 @@ def test_layer_ids_go_into_the_nested_key_and_the_original_stays():
     assert launch.configured_layer_ids({"eagle_config": [1]}, [3, 5, 7]) == [3, 5, 7]
 
 
-def test_a_server_that_is_as_wanted_needs_no_restart():
-    assert launch.restart_reasons(WANTED, running()) == []
-    assert launch.restart_reasons(WANTED, {"running": None}) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"argv": ["/opt/old/bin/python", "-m", "sglang.launch_server"]}, "command line"),
-        ({"environment": {"NCCL_DEBUG": "TRACE"}}, "NCCL_DEBUG is 'TRACE'"),
-        ({"environment": {}}, "NCCL_DEBUG is None"),
-        ({"started": {"/etc/sglang/launch.yaml": "bb"}}, "started with another /etc/sglang/launch.yaml"),
-        ({"started": None}, "started with another"),
-    ],
-)
-def test_field_case_b28_the_running_process_decides(changes, words):
-    (reason,) = launch.restart_reasons(WANTED, running(**changes))
-    assert words in reason
-
-
-def test_arguments_appended_by_a_drop_in_are_not_a_difference():
-    state = running(argv=[*WANTED["argv"], "--disable-cuda-graph"])
-    assert launch.restart_reasons(WANTED, state)
-    assert launch.restart_reasons(WANTED, {**state, "drop_ins": ["50-pivot-probe.conf"]}) == []
-
-
 def test_differences_name_missing_and_changed_files_and_modes():
     state = {"files": {"/a": "1", "/b": None}, "modes": {"/a": "root:root 0644"}}
     assert launch.differences({"/a": "1", "/b": "2", "/c": "3"}, {}, state) == ["/b", "/c"]
@@ -136,9 +145,3 @@ def test_a_full_disk_is_named_before_anything_is_written():
     assert finding.code == "SERVER-SPACE"
     assert finding.message.startswith("1.0 MiB are free where /etc/sglang is")
     assert launch.space("infer1", {"/etc/sglang": 4 << 20}) == []
-
-
-def test_a_restart_that_nobody_consented_to_names_its_reasons():
-    finding = launch.restart_finding("infer1", ["its port is 1", "its key is new"])
-    assert finding.code == "SERVER-RESTART-NEEDED"
-    assert finding.message.endswith("restarted: its port is 1; its key is new")

@@ -95,6 +95,8 @@ GOOD = [
     {"mem-fraction-static": 0.85, "watchdog-timeout": 1200},
     {"context-length": "128k"},
     {"context-length": 131072},
+    {"context-length": "128Ki"},
+    {"context-length": "25.6k"},
     {"trust-remote-code": True},
     {"model-loader-extra-config": {"enable_multithread_load": True, "num_threads": 16}},
     {"model-loader-extra-config": '{"enable_multithread_load": true}'},
@@ -123,6 +125,8 @@ BAD = [
     ({"mem-fraction-static": "most"}, "LAUNCH-VALUE error", "a number"),
     ({"mem-fraction-static": {"a": 1}}, "LAUNCH-VALUE error", "a number"),
     ({"context-length": "long"}, "LAUNCH-VALUE error", "131072 or 128k"),
+    ({"context-length": "1.5Ki"}, "LAUNCH-VALUE error", "131072 or 128k"),
+    ({"context-length": "128m"}, "LAUNCH-VALUE error", "131072 or 128k"),
     ({"trust-remote-code": "yes"}, "LAUNCH-VALUE error", "a switch takes no value"),
     ({"tp-size": True}, "LAUNCH-VALUE error", "it is no switch"),
     ({"cuda-graph-bs-decode": [1, "two"]}, "LAUNCH-VALUE error", "'two'"),
@@ -217,8 +221,7 @@ def test_several_faults_are_one_list():
 @pytest.mark.parametrize("name", ["lab", "example"])
 def test_the_inventories_are_clean(name):
     settings = yaml.safe_load((ROOT / f"inventory/{name}/group_vars/inference/server.yml").read_text())
-    environment = settings.get("server_environment") or settings["sglang_server_environment"]
-    assert found(settings["sglang_server_launch"], environment, capability="12.0") == []
+    assert found(settings["sglang_server_launch"], settings["sglang_server_environment"], capability="12.0") == []
 
 
 def test_random_values_give_findings_and_no_traceback():

@@ -10,7 +10,6 @@ from pivot import nccl
 from pivot.findings import Severity
 
 ROOT = Path(__file__).parents[2]
-PROFILES = yaml.safe_load((ROOT / "inventory/example/group_vars/inference/nccl.yml").read_text())["nccl_profiles"]
 
 
 def check(environment, **changes):
@@ -268,12 +267,13 @@ def test_comments_are_reasons(lines, expected):
     assert nccl.commented([lines]) == names
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", ["latency", "throughput", "p2p-fallback"])
 def test_the_example_is_clean(profile):
     files = (ROOT / "inventory/example").rglob("*.yml")
     server = yaml.safe_load((ROOT / "inventory/example/group_vars/inference/server.yml").read_text())
-    environment = {**server["server_environment"], **PROFILES[profile]}
-    reasons = nccl.commented(path.read_text() for path in files)
+    own = server["sglang_server_environment"]
+    environment = nccl.environment(profile, own)
+    reasons = nccl.commented(path.read_text() for path in files) | nccl.profile_reasons(profile, own)
     assert found(environment, reasons=reasons, version="2.30.7", custom_all_reduce=False) == []
     # and would not be without its reasons
     assert found(environment, reasons=frozenset()) == ["NCCL-DEBUGGING warning"]
@@ -292,3 +292,54 @@ def test_random_values_give_findings_and_no_traceback():
         for finding in check(environment, version=rng.choice([None, "2.30.7"]), reasons=frozenset()):
             assert finding.message and finding.fix and isinstance(finding.severity, Severity)
             assert len(finding.message) < 400
+
+
+# --- profiles
+
+
+def test_profiles_are_data_with_sources_and_the_board():
+    text = yaml.safe_load(nccl.PROFILES.read_text())
+    assert list(text["profiles"]) == ["latency", "throughput", "p2p-fallback"]
+    for name, profile in text["profiles"].items():
+        assert {"for", "board", "reported", "variables"} == profile.keys(), name
+        assert all(item["source"] in text["sources"] for item in profile["reported"]), name
+        for variable, entry in profile["variables"].items():
+            assert variable in nccl.table(), variable
+            assert isinstance(entry["value"], str), variable
+            assert entry["source"] in text["sources"], variable
+            assert not nccl.table()[variable].get("debugging") or entry["reason"], variable
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput", "p2p-fallback"])
+def test_profiles_are_clean_and_their_reasons_count(name):
+    variables = nccl.environment(name, {})
+    assert variables
+    reasons = nccl.profile_reasons(name, {})
+    assert nccl.check(nccl.Settings(subject="h", environment=variables, reasons=reasons, version="2.30.7")) == []
+    bare = nccl.check(nccl.Settings(subject="h", environment=variables, version="2.30.7"))
+    assert [finding.code for finding in bare] == ["NCCL-DEBUGGING"]
+
+
+def test_a_profile_is_overruled_variable_by_variable():
+    own = {"NCCL_PROTO": "Simple", "NCCL_IB_DISABLE": None, "NCCL_DEBUG": "WARN"}
+    assert nccl.environment("latency", own) == {
+        "NCCL_P2P_LEVEL": "SYS",
+        "NCCL_MIN_NCHANNELS": "8",
+        "NCCL_PROTO": "Simple",
+        "NCCL_ALLOC_P2P_NET_LL_BUFFERS": "1",
+        "NCCL_DEBUG": "WARN",
+    }
+    # what the host sets itself needs a reason of its own
+    assert "NCCL_PROTO" not in nccl.profile_reasons("latency", own)
+    assert "NCCL_P2P_LEVEL" in nccl.profile_reasons("latency", own)
+
+
+def test_without_a_profile_nothing_is_added_or_taken_away():
+    for profile in (None, "", "no-such", ["latency"]):
+        assert nccl.environment(profile, {"NCCL_DEBUG": None}) == {"NCCL_DEBUG": None}
+        assert nccl.profile_reasons(profile, {}) == frozenset()
+
+
+def test_the_role_offers_what_is_data():
+    specs = yaml.safe_load((ROOT / "roles/sglang_server/meta/argument_specs.yml").read_text())["argument_specs"]
+    assert specs["main"]["options"]["sglang_server_nccl_profile"]["choices"] == list(nccl.profiles())

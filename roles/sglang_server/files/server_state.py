@@ -1,8 +1,9 @@
 """What an SGLang service is on this host: files, unit, main process, last start. Standard library only, read-only.
 
 argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], space: [directory],
-launch, views, environment: [name]}; prints one JSON object. `environment` names the variables whose values are wanted,
-so that no other variable leaves the host; keys are masked in `texts`.
+launch, views, environment: [name], named: [path]}; prints one JSON object. `environment` names the variables whose
+values are wanted: of no other variable the value leaves the host; keys are masked in `texts`. `named` are files that
+the settings name.
 """
 
 import grp
@@ -19,6 +20,10 @@ import sys
 MILESTONES = re.compile(
     r"Load weight (begin|end)|fired up and ready|[Gg]raph.*(begin|end)|Error|Exception|error:|sigquit|watchdog"
 )
+
+# beginnings of variables that concern the engine, and those of them that the unit itself sets
+FAMILIES = ("SGLANG_", "SGL_", "NCCL_", "HF_", "CUDA_", "TORCH", "OMP_", "PYTORCH_", "FLASHINFER_", "TRANSFORMERS_")
+OWN = ("HF_HOME", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def digest(path):
@@ -99,8 +104,35 @@ def process(pid, started, names):
         "pid": pid,
         "argv": command,
         "environment": {name: environment[name] for name in names if name in environment},
+        "others": sorted(
+            name for name in environment if name.startswith(FAMILIES) and name not in names and name not in OWN
+        ),
         "started": record,
     }
+
+
+def seen(path, user):
+    """Kind of a path (file, directory, other, missing), and whether a user may read it: None for no such user."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return {"kind": "missing", "readable": False}
+    kind = "file" if stat.S_ISREG(status.st_mode) else "directory" if stat.S_ISDIR(status.st_mode) else "other"
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return {"kind": kind, "readable": None}
+    groups = os.getgrouplist(user, account.pw_gid)
+    real = pathlib.Path(path).resolve()
+    passed = all(allowed(os.stat(parent), account.pw_uid, groups, 1) for parent in real.parents)
+    needed = 5 if kind == "directory" else 4
+    return {"kind": kind, "readable": passed and allowed(status, account.pw_uid, groups, needed)}
+
+
+def allowed(status, uid, groups, bits):
+    """Whether permission bits (4 read, 1 pass) are given to a user who is not root."""
+    shift = 6 if status.st_uid == uid else 3 if status.st_gid in groups else 0
+    return (stat.S_IMODE(status.st_mode) >> shift) & bits == bits
 
 
 def journal(invocation):
@@ -165,6 +197,7 @@ def main():
         "drop_ins": drop_ins,
         "running": process(pid, given["started"], given["environment"]) if pid else None,
         "journal": journal(unit.get("InvocationID")),
+        "named": {path: seen(path, given["user"]) for path in given["named"]},
         "interpreter": sys.executable,
     }
     print(json.dumps(result))

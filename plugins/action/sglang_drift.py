@@ -1,0 +1,29 @@
+"""Asks a server what it works with, and compares it with what was meant; decisions are `pivot.drift`'s."""
+
+import urllib.error
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+
+from pivot import drift, health
+from pivot.report import as_result
+
+
+class ActionModule(ActionBase):
+    """Arguments: url, api_key, wanted (files, argv, environment, settings), state (of server_state.py)."""
+
+    _requires_connection = False
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Never changed; failed when a finding is an error."""
+        super().run(tmp, task_vars)
+        given = self._task.args
+        subject = (task_vars or {}).get("inventory_hostname", given["url"])
+        info, unanswered = None, []
+        try:
+            info = health.Client(given["url"], given.get("api_key"), 30).call("/server_info")
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            unanswered = [health.unreachable(subject, given["url"], error)]
+        found = drift.check(subject, given["wanted"], given["state"], info)
+        return as_result([*found, *unanswered], "it runs as the inventory means it, character for character")

@@ -1,0 +1,129 @@
+"""Files that launch settings name: found in the settings, and judged by what a host says of them."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from pivot import paths
+
+ROOT = Path(__file__).parents[2]
+STATE = runpy.run_path(str(ROOT / "roles/sglang_server/files/server_state.py"))
+THERE = {"kind": "file", "readable": True}
+
+
+def named(flags=None, environment=None):
+    return [
+        (item.where.split(".")[1], item.path, item.written)
+        for item in paths.named(flags or {}, environment or {}, "/var/lib/s")
+    ]
+
+
+def found(flags=None, environment=None, seen=None):
+    wanted = paths.named(flags or {}, environment or {}, "/var/lib/s")
+    answers = {item.path: THERE for item in wanted} if seen is None else {item.path: seen for item in wanted}
+    return [f"{item.code} {item.severity}: {item.message}" for item in paths.check("h", wanted, answers, "s")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"chat-template": "/etc/sglang/chat.jinja"}, [("chat-template", "/etc/sglang/chat.jinja", False)]),
+        ({"chat-template": "chat.jinja"}, [("chat-template", "/var/lib/s/chat.jinja", False)]),
+        ({"chat-template": "llama-2"}, []),  # one that SGLang knows by name
+        ({"tokenizer-path": "/models/t"}, [("tokenizer-path", "/models/t", False)]),
+        ({"tokenizer-path": "org/name"}, []),
+        ({"lora-paths": ["a=/l/a", "/l/b", "c=org/c"]}, [("lora-paths", "/l/a", False), ("lora-paths", "/l/b", False)]),
+        ({"crash-dump-folder": "/var/log/x"}, [("crash-dump-folder", "/var/log/x", True)]),
+        ({"fastapi-root-path": "/api", "uvicorn-access-log-exclude-prefixes": ["/metrics"]}, []),
+        ({"tp-size": 8, "trust-remote-code": True, "model-loader-extra-config": {"a": "/b"}}, []),
+    ],
+)
+def test_paths_of_flags(flags, expected):
+    assert named(flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"NCCL_GRAPH_FILE": "/etc/sglang/graph.xml"}, [("NCCL_GRAPH_FILE", "/etc/sglang/graph.xml", False)]),
+        ({"NCCL_TOPO_FILE": "topo.xml"}, [("NCCL_TOPO_FILE", "/var/lib/s/topo.xml", False)]),
+        ({"NCCL_TUNER_PLUGIN": "/opt/t.so"}, [("NCCL_TUNER_PLUGIN", "/opt/t.so", False)]),
+        ({"NCCL_NET_PLUGIN": "aws-ofi"}, []),
+        ({"LD_PRELOAD": "/a.so:/b.so"}, [("LD_PRELOAD", "/a.so", False), ("LD_PRELOAD", "/b.so", False)]),
+        ({"NCCL_DEBUG_FILE": "/var/log/n.%h.%p"}, [("NCCL_DEBUG_FILE", "/var/log/n.%h.%p", True)]),
+        ({"NCCL_TOPO_DUMP_FILE": "/t.xml"}, [("NCCL_TOPO_DUMP_FILE", "/t.xml", True)]),
+        ({"SGLANG_TORCH_PROFILER_DIR": "/prof"}, [("SGLANG_TORCH_PROFILER_DIR", "/prof", True)]),
+        ({"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "8", "NCCL_GRAPH_FILE": None, 1: "/x"}, []),
+    ],
+)
+def test_paths_of_variables(environment, expected):
+    assert named({}, environment) == expected
+
+
+def test_what_is_there_and_readable_is_silent():
+    assert found({"chat-template": "/etc/sglang/chat.jinja"}, {"NCCL_GRAPH_FILE": "/etc/sglang/graph.xml"}) == []
+    assert found({"crash-dump-folder": "/var/lib/s/crash"}, {"NCCL_DEBUG_FILE": "/run/s/n.%p"}) == []
+
+
+MISSING, CLOSED = {"kind": "missing", "readable": False}, {"kind": "file", "readable": False}
+CHAT = "LAUNCH-FILE error: sglang_server_launch.chat-template names"
+
+
+@pytest.mark.parametrize(
+    ("flags", "seen", "said"),
+    [
+        ({"chat-template": "/etc/c.jinja"}, MISSING, f"{CHAT} /etc/c.jinja, which is not there in the container"),
+        ({"chat-template": "/etc/c.jinja"}, CLOSED, f"{CHAT} /etc/c.jinja, which the service's user cannot read"),
+        (
+            {"chat-template": "/root/c.jinja"},
+            THERE,
+            f"{CHAT} /root/c.jinja, which the unit's sandbox hides from the service",
+        ),
+        (
+            {"chat-template": "/a/../home/c.jinja"},
+            THERE,
+            f"{CHAT} /a/../home/c.jinja, which the unit's sandbox hides from",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_flag_is_named(flags, seen, said):
+    (line,) = found(flags, seen=seen)
+    assert line.startswith(said)
+
+
+def test_what_is_wrong_with_a_variable_is_named():
+    assert found({}, {"NCCL_GRAPH_FILE": "/etc/g.xml"}, MISSING) == [
+        "LAUNCH-FILE error: sglang_server_environment.NCCL_GRAPH_FILE names /etc/g.xml, "
+        "which is not there in the container"
+    ]
+    assert found({}, {"NCCL_DEBUG_FILE": "/var/log/n.%p"}, THERE) == [
+        "LAUNCH-WRITE warning: sglang_server_environment.NCCL_DEBUG_FILE would have /var/log/n.%p written, "
+        "which the unit's sandbox keeps read-only"
+    ]
+
+
+def test_before_the_user_exists_nothing_is_said_of_reading():
+    assert found({"chat-template": "/etc/c.jinja"}, seen={"kind": "file", "readable": None}) == []
+
+
+def test_a_host_says_what_is_there(tmp_path):
+    seen = STATE["seen"]
+    file = tmp_path / "a.xml"
+    file.write_text("x")
+    assert seen(str(tmp_path / "none"), "root")["kind"] == "missing"
+    assert seen(str(file), "no-such-user-here") == {"kind": "file", "readable": None}
+    assert seen(str(tmp_path), "root")["kind"] == "directory"
+
+
+def test_permission_bits_are_those_of_the_user():
+    class Status:
+        st_uid, st_gid, st_mode = 0, 7, 0o640
+
+    allowed = STATE["allowed"]
+    assert allowed(Status, 5, [7], 4)  # its group may read
+    assert not allowed(Status, 5, [8], 4)
+    assert not allowed(Status, 5, [7], 1)
+    Status.st_mode = 0o604
+    assert not allowed(Status, 5, [7], 4)  # the group's bits count, not those of others
+    assert allowed(Status, 5, [8], 4)
