@@ -90,7 +90,7 @@ DRAFTERS = {
     "LlamaForCausalLMEagle3": f"{SRT}/models/llama_eagle3.py",
     "Eagle3DeepseekV2ForCausalLM": f"{SRT}/models/kimi_k25_eagle3.py",
 }
-# what the debug probe hooks into (probe/src/pivot_probe/hooks.py), and what registers its hooks
+# what the debug probe hooks into (probe/src/pivot_probe/targets.py), and what registers its hooks
 HOOKS = (
     "sglang.srt.plugins.hook_registry.HookRegistry.register",
     "sglang.srt.models.deepseek_v2.DeepseekV2Model.__init__",
@@ -100,6 +100,9 @@ HOOKS = (
     "sglang.srt.layers.logits_processor.LogitsProcessor._get_hidden_states_to_store",
     "sglang.srt.models.llama_eagle3.LlamaModel.__init__",
     "sglang.srt.models.kimi_k25_eagle3.Eagle3MLAModel.__init__",
+    "sglang.srt.model_executor.model_runner.ModelRunner.forward",
+    "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.draft_forward",
+    "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2.verify",
 )
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_params", "annotation", "returns"})
 # a name in quotes; one that ends in _ is the beginning of names that are put together

@@ -1,10 +1,15 @@
-"""The probe's own files: what it writes, and what it leaves alone. Its hooks run in the scenario debug_probes."""
+"""The probe's own files: what it writes, and what it leaves alone. Its hooks run on a real server elsewhere."""
 
 import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,39 +17,65 @@ from typing import Any
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "probe" / "src"
+VARIABLES = ("DIR", "MAX_BYTES", "ROWS", "TENSOR_BYTES", "UNTIL")
 
 
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(SOURCE))
-    for name in ("PIVOT_PROBE_DIR", "PIVOT_PROBE_MAX_BYTES", "PIVOT_PROBE_ROWS"):
-        monkeypatch.delenv(name, raising=False)
-    import pivot_probe.record  # noqa: PLC0415 - importable only now
+    for name in VARIABLES:
+        monkeypatch.delenv(f"PIVOT_PROBE_{name}", raising=False)
+    import pivot_probe.guard  # noqa: PLC0415 - importable only now
+    import pivot_probe.journal  # noqa: PLC0415
+    import pivot_probe.record  # noqa: PLC0415
+    import pivot_probe.settings  # noqa: PLC0415
 
     return pivot_probe
+
+
+@pytest.fixture
+def record(probe: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Recorders with the given settings, closed afterwards."""
+    made: list[Any] = []
+
+    def make(**settings: Any) -> Any:
+        made.append(probe.record.Recorder(probe.settings.Settings(tmp_path, **settings)))
+        return made[-1]
+
+    yield make
+    for recorder in made:
+        recorder.close()
 
 
 def written(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in directory.glob("*.jsonl") for line in path.read_text().splitlines()]
 
 
+# --- settings
+
+
 def test_without_a_directory_nothing_is_recorded(probe: Any) -> None:
-    assert probe.record.Settings.from_environment() is None
+    assert probe.settings.Settings.from_environment() is None
     probe.register()
 
 
 def test_settings_from_the_environment(probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PIVOT_PROBE_DIR", str(tmp_path))
-    monkeypatch.setenv("PIVOT_PROBE_MAX_BYTES", "5000")
-    assert probe.record.Settings.from_environment() == probe.record.Settings(tmp_path, 5000, 16)
+    for name, value in zip(VARIABLES, (str(tmp_path), "5000", "4", "0", "2026-11-29T20:00:00Z"), strict=True):
+        monkeypatch.setenv(f"PIVOT_PROBE_{name}", value)
+    found = probe.settings.Settings.from_environment()
+    assert (found.directory, found.max_bytes, found.tensor_bytes, found.rows) == (tmp_path, 5000, 0, 4)
+    assert found.until == 1795982400.0  # date -d 2026-11-29T20:00:00Z +%s
+    assert found.until_text == "2026-11-29T20:00:00Z"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
         ("PIVOT_PROBE_DIR", "/nonexistent", "PIVOT_PROBE_DIR=/nonexistent is no directory"),
-        ("PIVOT_PROBE_MAX_BYTES", "1GB", "PIVOT_PROBE_MAX_BYTES=1GB is no whole number above 0"),
-        ("PIVOT_PROBE_ROWS", "0", "PIVOT_PROBE_ROWS=0 is no whole number above 0"),
+        ("PIVOT_PROBE_MAX_BYTES", "1GB", "PIVOT_PROBE_MAX_BYTES=1GB is no whole number of at least 1"),
+        ("PIVOT_PROBE_ROWS", "0", "PIVOT_PROBE_ROWS=0 is no whole number of at least 1"),
+        ("PIVOT_PROBE_TENSOR_BYTES", "-1", "PIVOT_PROBE_TENSOR_BYTES=-1 is no whole number of at least 0"),
+        ("PIVOT_PROBE_UNTIL", "tomorrow", "PIVOT_PROBE_UNTIL=tomorrow is no UTC time such as 2026-11-29T20:00:00Z"),
     ],
 )
 def test_bad_settings_are_one_sentence_in_the_log(
@@ -77,55 +108,245 @@ def test_the_launcher_is_left_alone(probe: Any, monkeypatch: pytest.MonkeyPatch)
     assert not probe._is_launcher()
 
 
-def test_records_are_numbered_lines_in_a_file_named_after_the_process(probe: Any, tmp_path: Path) -> None:
-    recorder = probe.record.Recorder(probe.record.Settings(tmp_path))
+# --- records
+
+
+def test_records_are_numbered_lines_in_a_file_named_after_the_process(record: Any, tmp_path: Path) -> None:
+    recorder = record()
     assert recorder.write("target", rows=2) == 1
-    assert recorder.write("fc", target=1) == 2
+    assert recorder.write("fc", lambda number: {"late": number}, target=1) == 2
+    recorder.flush()
     first, second = written(tmp_path)
     assert (first["point"], first["n"], first["rows"]) == ("target", 1, 2)
-    assert (second["point"], second["n"], second["target"]) == ("fc", 2, 1)
+    assert (second["point"], second["n"], second["target"], second["late"]) == ("fc", 2, 1, 2)
     assert recorder.path.name.endswith(f"-{os.getpid()}.jsonl")
     assert recorder.path.stat().st_mode & 0o007 == 0
 
 
-def test_the_quota_ends_recording_with_a_reason_and_counts_other_files(probe: Any, tmp_path: Path) -> None:
+def test_who_observes_never_waits_and_what_the_writer_cannot_take_is_counted(
+    probe: Any, record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe.record, "WAITING", 5)
+    recorder, held = record(), threading.Event()
+
+    def slow(_number: int) -> dict[str, Any]:
+        held.wait(10)
+        return {}
+
+    recorder.write("first", slow)
+    while not recorder._queue.empty():  # the writer has taken it and hangs in it
+        time.sleep(0.01)
+    began = time.monotonic()
+    numbers = [recorder.write("fc", row=row) for row in range(20)]
+    assert time.monotonic() - began < 1
+    assert numbers == list(range(2, 22))  # each has its number, written or not
+    held.set()
+    recorder.flush()
+    assert recorder.write("fc", row=20) == 23  # 22 says how many were lost
+    recorder.flush()
+    found = written(tmp_path)
+    assert [entry["n"] for entry in found] == [1, 2, 3, 4, 5, 6, 22, 23]
+    assert (found[-2]["point"], found[-2]["count"]) == ("dropped", 15)
+    assert [entry["row"] for entry in found if entry["point"] == "fc"] == [0, 1, 2, 3, 4, 20]
+
+
+def test_numbers_rise_from_line_to_line_whoever_writes(record: Any, tmp_path: Path) -> None:
+    recorder = record()
+
+    def work() -> None:
+        for _ in range(50):
+            recorder.write("fc")
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    recorder.flush()
+    assert [entry["n"] for entry in written(tmp_path)] == list(range(1, 201))
+
+
+def test_a_killed_process_loses_less_than_a_second(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time; from pathlib import Path; from pivot_probe.record import Recorder; "
+        "from pivot_probe.settings import Settings; recorder = Recorder(Settings(Path(sys.argv[1]))); "
+        "recorder.write('first'); time.sleep(0.01); recorder.write('second'); print('written', flush=True); "
+        "time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+    assert [entry["point"] for entry in written(tmp_path)] == ["first", "second"]
+
+
+def test_a_process_that_ends_writes_what_still_waits(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from pivot_probe.record import Recorder; "
+        "from pivot_probe.settings import Settings; recorder = Recorder(Settings(Path(sys.argv[1]))); "
+        "[recorder.write('fc') for _ in range(300)]"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True, timeout=30)
+    assert [entry["n"] for entry in written(tmp_path)] == list(range(1, 301))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # forking beside the writer is the point
+def test_a_forked_child_records_nothing_into_its_parents_file(record: Any, tmp_path: Path) -> None:
+    recorder = record()
+    recorder.write("parent")
+    recorder.flush()
+    child = os.fork()
+    if child == 0:
+        os._exit(3 if recorder.write("child") == 0 else 4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert recorder.write("parent") == 2
+    recorder.flush()
+    assert [entry["point"] for entry in written(tmp_path)] == ["parent", "parent"]
+
+
+# --- the end of a recording
+
+
+def test_the_quota_ends_recording_with_a_reason_and_counts_other_files(record: Any, tmp_path: Path) -> None:
     (tmp_path / "of-another-process.jsonl").write_text("x" * 3000 + "\n")
-    recorder = probe.record.Recorder(probe.record.Settings(tmp_path, max_bytes=5000))
-    numbers = [recorder.write("fc", prints="y" * 400) for _ in range(10)]
-    assert 0 < numbers.index(0) < 10
-    assert set(numbers[numbers.index(0) :]) == {0}
-    lines = recorder.path.read_text().splitlines()
-    assert json.loads(lines[-1])["point"] == "end"
-    assert "PIVOT_PROBE_MAX_BYTES=5000" in json.loads(lines[-1])["reason"]
+    recorder = record(max_bytes=5000)
+    for _ in range(10):
+        recorder.write("fc", prints="y" * 400)
+    recorder.flush()
+    assert recorder.write("fc") == 0
+    lines = [json.loads(line) for line in recorder.path.read_text().splitlines()]
+    assert 2 < len(lines) < 10
+    assert lines[-1]["point"] == "end"
+    assert "PIVOT_PROBE_MAX_BYTES=5000" in lines[-1]["reason"]
+    assert [line["n"] for line in lines] == sorted(line["n"] for line in lines)
     assert sum(path.stat().st_size for path in tmp_path.glob("*.jsonl")) <= 5000
 
 
 def test_a_volume_that_fills_up_ends_recording_and_nothing_else(
-    probe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    record: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = probe.record.Recorder(probe.record.Settings(tmp_path))
+    recorder = record()
 
     def full(_descriptor: int, _data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     with caplog.at_level(logging.WARNING):
-        assert recorder.write("fc") == 0
+        recorder.write("fc")
+        recorder.flush()
     assert recorder.ended == "writing failed: No space left on device"
+    assert recorder.write("fc") == 0
     assert "serving goes on" in caplog.text
 
 
-def test_a_partly_written_line_ends_recording_too(probe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = probe.record.Recorder(probe.record.Settings(tmp_path))
+def test_a_partly_written_line_ends_recording_too(record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = record()
     monkeypatch.setattr(os, "write", lambda _descriptor, data: len(data) // 2)
-    assert recorder.write("fc") == 0
+    recorder.write("fc")
+    recorder.flush()
     assert recorder.ended == "writing failed: the volume is full"
 
 
-def test_failures_are_recorded_at_powers_of_two(probe: Any, tmp_path: Path) -> None:
-    recorder = probe.record.Recorder(probe.record.Settings(tmp_path))
-    for _ in range(9):
-        recorder.failure("on_fc", ValueError("no"))
+def test_recording_ends_by_itself_at_the_time_that_was_set(
+    probe: Any, record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe.record, "PATIENCE", 0.02)
+    until = time.time() + 0.4
+    recorder = record(until=until)
+    assert recorder.write("before") == 1
+    deadline = time.monotonic() + 10
+    while not recorder.ended and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert time.time() >= until
+    assert recorder.write("after") == 0
+    first, last = written(tmp_path)
+    assert (first["point"], last["point"], last["n"]) == ("before", "end", 2)
+    assert last["reason"] == f"PIVOT_PROBE_UNTIL={recorder.settings.until_text} has come"
+
+
+def test_a_time_that_is_past_records_nothing(record: Any, tmp_path: Path) -> None:
+    assert record(until=time.time() - 1).write("fc") == 0
+    assert all(entry["point"] == "end" for entry in written(tmp_path))
+
+
+# --- failures
+
+
+class Watcher:
+    """Something with hooks, one of which is planted to raise."""
+
+    def __init__(self, probe: Any, recorder: Any) -> None:
+        self.recorder = recorder
+        self.seen: list[object] = []
+        self.good = probe.guard.guarded(Watcher._good).__get__(self)
+        self.bad = probe.guard.guarded(Watcher._bad).__get__(self)
+
+    def _good(self, value: object) -> None:
+        self.seen.append(value)
+
+    def _bad(self, value: object) -> None:
+        self.seen.append(value)
+        raise ValueError("planted")
+
+
+def test_a_hook_that_raises_is_counted_and_recorded_and_raises_nothing(probe: Any, record: Any, tmp_path: Path) -> None:
+    watcher = Watcher(probe, record())
+    results = [hook(turn) for turn in range(9) for hook in (watcher.bad, watcher.good)]
+    watcher.recorder.flush()
+    assert results == [None] * 18  # SGLang takes None as: leave arguments and result as they are
+    assert len(watcher.seen) == 18  # the other hook goes on, and the failing one is tried again
     records = written(tmp_path)
-    assert [record["count"] for record in records] == [1, 2, 4, 8]
-    assert {record["error"] for record in records} == {"ValueError: no"}
+    assert [entry["point"] for entry in records] == ["failure"] * 4
+    assert [entry["count"] for entry in records] == [1, 2, 4, 8]
+    assert {(entry["hook"], entry["error"]) for entry in records} == {("_bad", "ValueError: planted")}
+
+
+def test_hooks_do_nothing_once_recording_has_ended(probe: Any, record: Any) -> None:
+    watcher = Watcher(probe, record())
+    watcher.recorder.ended = "for a test"
+    watcher.bad(1)
+    watcher.good(2)
+    assert watcher.seen == []
+
+
+def test_late_fields_that_cannot_be_had_are_a_failure_too(record: Any, tmp_path: Path) -> None:
+    recorder = record()
+
+    def lost(_number: int) -> dict[str, Any]:
+        raise RuntimeError("the device is gone")
+
+    recorder.write("fc", lost)
+    recorder.write("fc")
+    recorder.flush()
+    recorder.flush()  # the failure was taken while the first was written
+    first, second = sorted(written(tmp_path), key=lambda entry: str(entry["point"]))
+    assert (first["point"], first["hook"]) == ("failure", "late fields of fc")
+    assert first["error"] == "RuntimeError: the device is gone"
+    assert second["point"] == "fc"
+
+
+# --- what is hooked
+
+
+def test_every_hook_target_is_one_that_engine_descriptions_look_for(probe: Any) -> None:
+    from pivot_probe import targets  # noqa: PLC0415 - importable only now
+
+    from pivot import descriptions  # noqa: PLC0415 - beside what it is compared with
+
+    assert set(descriptions.HOOKS) == {targets.FRAMEWORK, *targets.HOOKED}
+    assert probe.__version__ in (SOURCE.parent / "pyproject.toml").read_text()
+
+
+def test_targets_that_an_engine_lacks_are_named(probe: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from pivot_probe import targets  # noqa: PLC0415 - importable only now
+
+    monkeypatch.setattr(targets, "HOOKED", ("json.dumps", "json.nothing", "nowhere.Class.method"))
+    assert targets.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["found", "json.dumps"]
+    assert [line.split()[0] for line in lines] == ["missing:", "found", "missing:", "missing:"]

@@ -10,9 +10,10 @@ import logging
 import multiprocessing
 import sys
 
-from pivot_probe.record import Recorder, Settings
+from pivot_probe.record import Recorder
+from pivot_probe.settings import Settings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 logger = logging.getLogger(__name__)
 

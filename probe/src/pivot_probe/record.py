@@ -1,104 +1,93 @@
-"""JSON lines on disk: one file per process, bounded, never in the way of a request."""
+"""Records: numbered where something is observed, written by a thread of its own, never in the way of a request."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import atexit
 import json
 import logging
 import os
+import queue
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pivot_probe.journal import FullError, Journal
+from pivot_probe.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 1
-DEFAULT_MAX_BYTES = 256 * 1024 * 1024
-DEFAULT_ROWS = 16
+SCHEMA = 2
 SUFFIX = ".jsonl"
-# the directory is measured again after this many bytes of our own: other processes write there too
-MEASURE_EVERY = 1024 * 1024
-# room kept for the line that says why recording ended
-LAST_LINE = 512
+# records that may wait for the writer; beyond that they are dropped and counted
+WAITING = 1024
+# seconds between two looks at the clock, and between two bursts of writing: a killed process loses no more than that
+PATIENCE = 0.5
+PAUSE = 0.05
+# seconds that a process which ends may spend on writing what still waits
+FAREWELL = 3.0
+
+Late = Callable[[int], dict[str, Any]]
+"""A record's number → fields that were not at hand when it was made; the writer calls it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What the environment asks for. directory: existing; max_bytes: of all records in it; rows: per forward."""
+class _Job(NamedTuple):
+    """A record that waits to be written."""
 
-    directory: Path
-    max_bytes: int = DEFAULT_MAX_BYTES
-    rows: int = DEFAULT_ROWS
-
-    @classmethod
-    def from_environment(cls) -> Settings | None:
-        """Settings from ``PIVOT_PROBE_*``, None without ``PIVOT_PROBE_DIR``; ValueError says what is wrong."""
-        name = os.environ.get("PIVOT_PROBE_DIR", "")
-        if not name:
-            return None
-        directory = Path(name)
-        if not directory.is_dir():
-            raise ValueError(f"PIVOT_PROBE_DIR={name} is no directory")
-        return cls(
-            directory,
-            max_bytes=_positive("PIVOT_PROBE_MAX_BYTES", DEFAULT_MAX_BYTES),
-            rows=_positive("PIVOT_PROBE_ROWS", DEFAULT_ROWS),
-        )
-
-
-def _positive(name: str, default: int) -> int:
-    """The environment variable as a whole number above 0; ValueError names the variable otherwise."""
-    text = os.environ.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{name}={text} is no whole number above 0")
-    return int(text)
+    number: int
+    time: float
+    point: str
+    fields: dict[str, Any]
+    late: Late | None
 
 
 class Recorder:
-    """Appends records to this process's file until the directory is full; afterwards it only counts.
+    """Takes records and never waits: a thread writes them until quota, volume or time end the recording.
 
-    A failure of a hook becomes a record (the 1st, 2nd, 4th, 8th … of each hook). A failure to write ends the
-    recording: neither ever reaches the caller.
+    A failure of a hook becomes a record (the 1st, 2nd, 4th, 8th … of each hook); a failure to write ends the
+    recording. Neither ever reaches the caller. `ended`: why nothing is recorded any more, else empty.
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Open the file (an OSError comes through); nothing is written yet."""
+        """Open the file (an OSError comes through) and start the writer."""
         self.settings = settings
         self.ended = ""
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self._journal = Journal(settings.directory / f"{stamp}-{os.getpid()}{SUFFIX}", settings.max_bytes)
+        self.path = self._journal.path
         self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failures: Counter[str] = Counter()
         self._number = 0
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        self.path = settings.directory / f"{stamp}-{os.getpid()}{SUFFIX}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL
-        self._descriptor = os.open(self.path, flags, 0o640)
-        self._left = self._room()
-        self._unmeasured = 0
+        self._dropped = self._told = 0
+        self._taken = self._done = 0
+        self._thread = threading.Thread(target=self._work, name="pivot-probe", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forked)
 
-    def write(self, point: str, **fields: Any) -> int:
-        """Append one record; returns its number within the process, 0 when nothing is recorded any more."""
+    # --- for those who observe
+
+    def write(self, point: str, late: Late | None = None, **fields: Any) -> int:
+        """Take one record; returns its number within the process, 0 when nothing is recorded any more.
+
+        late: gives more fields, called by the writer; a record whose `late` raises is not written.
+        """
+        now = time.time()
         with self._lock:
-            if self.ended:
+            if self.ended or self._expired(now):
                 return 0
-            self._number += 1
-            record = {"point": point, "n": self._number, "t": round(time.time(), 6), **fields}
-            line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
-            if not self._fits(len(line)):
-                self._end(f"the records reached PIVOT_PROBE_MAX_BYTES={self.settings.max_bytes}")
-                return 0
-            try:
-                self._append(line)
-            except OSError as error:
-                self._end(f"writing failed: {error.strerror}")
-                return 0
-            return self._number
+            if self._queue.qsize() >= WAITING:
+                self._number += 1
+                self._dropped += 1
+                return self._number
+            if self._dropped > self._told:
+                self._told = self._dropped
+                self._put(now, "dropped", {"count": self._dropped}, None)
+            return self._put(now, point, fields, late)
 
-    def failure(self, hook: str, error: Exception) -> None:
+    def failure(self, hook: str, error: BaseException) -> None:
         """Count a hook's failure and record it when the count is a power of two."""
         with self._lock:
             self._failures[hook] += 1
@@ -106,32 +95,68 @@ class Recorder:
         if count & (count - 1) == 0:
             self.write("failure", hook=hook, count=count, error=f"{type(error).__name__}: {error}"[:300])
 
-    def _append(self, line: bytes) -> None:
-        """Write a whole line; a partial write (a full disk) is an OSError."""
-        written = os.write(self._descriptor, line)
-        self._left -= written
-        self._unmeasured += written
-        if written != len(line):
-            raise OSError(0, "the volume is full")
+    def close(self) -> None:
+        """Write what still waits, within a few seconds; nothing is recorded afterwards."""
+        self._queue.put(None)
+        self._thread.join(FAREWELL)
+        self.ended = self.ended or "the process ends"
 
-    def _fits(self, size: int) -> bool:
-        """Whether a line of this size may still be written."""
-        if self._unmeasured > MEASURE_EVERY:
-            self._left, self._unmeasured = self._room(), 0
-        return size + LAST_LINE <= self._left
+    def flush(self) -> None:
+        """Return when everything taken so far is written. For tests: whoever serves never waits."""
+        while self._done < self._taken and self._thread.is_alive():
+            time.sleep(PAUSE / 10)
 
-    def _room(self) -> int:
-        """Bytes that may still be written, by what lies in the directory now."""
-        used = 0
-        for path in self.settings.directory.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError):  # collected and removed meanwhile
-                used += path.stat().st_size
-        return self.settings.max_bytes - used
+    def _put(self, now: float, point: str, fields: dict[str, Any], late: Late | None) -> int:
+        self._number += 1
+        self._taken = self._number
+        self._queue.put(_Job(self._number, round(now, 6), point, fields, late))
+        return self._number
+
+    def _expired(self, now: float) -> bool:
+        return self.settings.until is not None and now >= self.settings.until
+
+    def _forked(self) -> None:
+        """In a forked child there is no writer, and the file is its parent's."""
+        self.ended = "a forked process"
+
+    # --- the writer
+
+    def _work(self) -> None:
+        """Write until told to stop or until the recording ends."""
+        while not self.ended:
+            try:
+                job = self._queue.get(timeout=PATIENCE)
+            except queue.Empty:
+                if self._expired(time.time()):
+                    self._end(f"PIVOT_PROBE_UNTIL={self.settings.until_text} has come")
+                continue
+            if job is None:
+                return
+            try:
+                self._finish(job)
+            except FullError as error:
+                self._end(str(error))
+            self._done = job.number
+            if self._queue.empty():
+                time.sleep(PAUSE)
+
+    def _finish(self, job: _Job) -> None:
+        """Complete one record and append it; FullError when there is no room for it."""
+        fields = job.fields
+        if job.late is not None:
+            try:
+                fields = {**fields, **job.late(job.number)}
+            except Exception as error:  # noqa: BLE001 - counted and recorded; the writer goes on
+                self.failure(f"late fields of {job.point}", error)
+                return
+        record = {"point": job.point, "n": job.number, "t": job.time, **fields}
+        self._journal.append((json.dumps(record, separators=(",", ":")) + "\n").encode())
 
     def _end(self, reason: str) -> None:
         """Stop recording for good; the reason goes into the file where it still fits, and into the log."""
         self.ended = reason
         logger.warning("pivot_probe: recording has ended, serving goes on: %s", reason)
-        last = json.dumps({"point": "end", "n": self._number, "reason": reason}) + "\n"
-        with contextlib.suppress(OSError):  # the volume may be full: the log line above remains
-            os.write(self._descriptor, last.encode())
+        with self._lock:
+            self._number += 1
+            last = {"point": "end", "n": self._number, "t": round(time.time(), 6), "reason": reason}
+        self._journal.last((json.dumps(last) + "\n").encode())
