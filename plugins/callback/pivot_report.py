@@ -24,6 +24,7 @@ description:
   - Everything that is printed also goes into the log file. Ansible's own I(log_path) would do that too, but also for
     C(ansible-inventory --list), which prints the vault's secrets.
   - A file of the inventory that the vault password does not open is named.
+  - What a task returns as C(pivot_said) is printed, line by line.
   - At the end, what the roles reported in C(pivot_summary), the seconds of every play and the next commands.
 requirements: [enable in ansible.cfg]
 options:
@@ -114,7 +115,9 @@ class CallbackModule(CallbackBase):
         threading.Thread(target=tell, daemon=True).start()
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Keep what a role reports."""
+        """Print what a task has to say, and keep what a role reports."""
+        for line in result.result.get("pivot_said") or ():
+            self._display.display(f"  {line}")
         reported = result.result.get("pivot_summary") or result.result.get("ansible_facts", {}).get("pivot_summary")
         if reported:
             self._hosts.setdefault(result.host.get_name(), {}).update(reported)

@@ -136,7 +136,7 @@ def read_tensors(value: object, found: Findings) -> dict[str, tuple[str, tuple[i
         sizes = isinstance(shape, list | tuple) and all(type(size) is int and 0 <= size < LARGEST for size in shape)
         if not isinstance(name, str) or not isinstance(dtype, str) or not sizes or not isinstance(shape, list | tuple):
             message = f"the header of the drafter's weights has {short(entry)} for {short(name)}, not dtype and shape"
-            fix = "fetch the pinned revision again and write its manifest anew: python -m pivot.weights"
+            fix = "fetch the pinned revision again and write its manifest anew: pivot manifest"
             found.add("HEADER", ERROR, message, fix)
             return None
         entries[name] = (dtype.upper(), tuple(shape))

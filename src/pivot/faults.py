@@ -1,4 +1,4 @@
-"""Every finding that Pivot can print, read from its own source: ``python -m pivot.faults > docs/faults.md``.
+"""Every finding that Pivot can print, read from its own source: ``pivot faults > docs/faults.md``.
 
 The codes stand where the findings are made, so the source is parsed, never run: calls of `Finding`, of the small
 functions that wrap it, and the tuples of code, severity, message and fix that checks yield. What a message takes from
@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "PROBE": ("The debug probe", "a host"),
     "WIRE": ("What the probe saw", "a record of the probe, or a host"),
     "BUNDLE": ("Bundles of logs", "a host"),
+    "DIAG": ("Suspects of a diagnosis", "a host, and what to do is the next command"),
 }
 OF_THE_INVENTORY = ("HOST-NONE", "HOST-UNGROUPED", "HOST-COLLISION")
 # made with a code or a severity that is worked out: said here, and tests hold the two together
@@ -291,7 +292,7 @@ def page() -> str:
     lines = [
         "# Findings, by code",
         "",
-        "Generated from the source by `python -m pivot.faults > docs/faults.md`; a test fails when it is stale.",
+        "Generated from the source by `pivot faults > docs/faults.md`; a test fails when it is stale.",
         "An error stops the run, a warning and an info are only printed. `…` is filled from the case at hand.",
         "A finding of preflight is accepted with `pivot_waivers: {CODE: reason}` in the inventory: it is printed as an",
         "info with the reason then, and stops nothing.",

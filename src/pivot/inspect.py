@@ -251,7 +251,7 @@ def _engine(subject: str, version: str, engine: Mapping[str, Any] | None) -> Ite
     if engine is None:
         which = f"SGLang {version} has no description here" if version else "the version of SGLang was not found"
         message = f"{which}: names of flags and variables and the layers are not checked, all relations and sizes are"
-        fix = "python -m pivot.descriptions describe WHEEL --out src/pivot/data/engines/sglang-VERSION.json"
+        fix = "pivot engine describe WHEEL --out src/pivot/data/engines/sglang-VERSION.json"
         yield _finding("INSPECT-ENGINE", WARNING, subject, message, fix)
 
 

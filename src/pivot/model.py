@@ -247,7 +247,7 @@ def _engine(look: _Check) -> None:
     engine, version = look.pair.engine, look.pair.version
     if engine is None:
         message = f"there is no description of SGLang {version}, so what it does with ids and weights is not checked"
-        fix = f"python -m pivot.descriptions describe WHEEL --out src/pivot/data/engines/sglang-{version}.json"
+        fix = f"pivot engine describe WHEEL --out src/pivot/data/engines/sglang-{version}.json"
         look.found.add("ENGINE", WARNING, message, fix)
         return
     known = engine.get("architectures") or []

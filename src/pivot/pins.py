@@ -122,7 +122,7 @@ def _describe(pin: Mapping[str, Any], manifest: Path, root: Path) -> str:
     """The command that writes a model's manifest, as typed in the project's directory."""
     place = manifest.relative_to(root) if manifest.is_relative_to(root) else manifest
     return (
-        f"python -m pivot.weights {pin.get('source')} --repository {pin.get('repository')}"
+        f"pivot manifest {pin.get('source')} --repository {pin.get('repository')}"
         f" --revision {pin.get('revision') or 'COMMIT'} --output {place}"
     )
 

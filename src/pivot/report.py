@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pivot.findings import Finding, errors, render
+from pivot.findings import Finding, Severity, errors, render
 
 NEXT = (
     ("is it all right", "ansible-playbook deploy.yml --tags verify"),
@@ -14,16 +14,21 @@ NEXT = (
 )
 
 
-def as_result(found: Sequence[Finding], good: str) -> dict[str, Any]:
-    """Findings as an Ansible result: failed by an error, with all of them as its message; warnings shown as such.
+def as_result(found: Sequence[Finding], good: str, said: Sequence[str] = ()) -> dict[str, Any]:
+    """Findings as an Ansible result: failed by an error, with all of them as its message.
 
-    good: the message when there is nothing to say.
+    Otherwise warnings are shown as such, and under pivot_said stand the lines that pivot_report prints: `said`, what is
+    worth knowing, and the findings that are only an info. good: the message when there is nothing to say.
     """
     failed = bool(errors(found))
-    result: dict[str, Any] = {"changed": False, "failed": failed, "msg": render(found) or good}
-    if found and not failed:
-        result["warnings"] = [render([finding]) for finding in found]
-    return result
+    message = "\n".join([*said, render(found) or good])
+    result: dict[str, Any] = {"changed": False, "failed": failed, "msg": message}
+    if failed:
+        return result
+    warned = [render([finding]) for finding in found if finding.severity is Severity.WARNING]
+    infos = render([finding for finding in found if finding.severity is Severity.INFO])
+    lines = [*said, *infos.splitlines()]
+    return {**result, **({"warnings": warned} if warned else {}), **({"pivot_said": lines} if lines else {})}
 
 
 def duration(seconds: float) -> str:

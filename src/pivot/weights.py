@@ -1,7 +1,7 @@
 """Model files: manifests, and what it takes to have exactly these files on a host.
 
 A manifest says what a model directory holds: sha256 and size of every file, the config and the header of every
-safetensors file. It is written once, on a machine that has the weights (`python -m pivot.weights`), and pinned. On
+safetensors file. It is written once, on a machine that has the weights (`pivot manifest`), and pinned. On
 the host a release stands in ``<root>/<repository>/<revision>/``; beside it, hidden, the directory that receives files
 and the record of the last verification. `plan` compares manifests with what the host reports and decides.
 """

@@ -50,8 +50,8 @@ SIZES = {"kimi-k2.5": 547 * 10**9, "kimi-k2.5-eagle3": 6 * 10**9}
 
 TARGET = "pivot_pins.models.kimi-k2.5"
 DRAFTER = "pivot_pins.models.kimi-k2.5-eagle3"
-MAKE_TARGET = "python -m pivot.weights /srv/models/moonshotai/Kimi-K2.5 --repository moonshotai/Kimi-K2.5"
-MAKE_DRAFTER = "python -m pivot.weights /srv/models/AQ-MedAI/Kimi-K25-eagle3 --repository AQ-MedAI/Kimi-K25-eagle3"
+MAKE_TARGET = "pivot manifest /srv/models/moonshotai/Kimi-K2.5 --repository moonshotai/Kimi-K2.5"
+MAKE_DRAFTER = "pivot manifest /srv/models/AQ-MedAI/Kimi-K25-eagle3 --repository AQ-MedAI/Kimi-K25-eagle3"
 NO_SOURCE = (
     "put the files of the pinned revision there, or correct source; hosts that have them need no source: "
     "--skip-tags preflight"
@@ -381,6 +381,50 @@ def test_a_waived_finding_is_printed_and_stops_nothing(filled):
     assert done.returncode == 2
     codes = {item[0] for item in report(done.stdout + done.stderr)}
     assert codes == {"NCCL-UNKNOWN", "WAIVER-REASON", "WAIVER-UNKNOWN"}
+
+
+def test_what_is_worth_knowing_is_printed_and_no_warning(filled):
+    done = filled.play("playbooks/preflight.yml", sglang_server_eagle_layer_ids=[31, 3, 59])
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    for host in ("llm01", "llm02"):
+        assert [line for line in lines if line.startswith(f"  {host}: ids [31, 3, 59] on 0.5.23 → ")]
+        assert [line for line in lines if line.startswith(f"  {host}:   rope: theta 1000000.0")]
+        assert [line for line in lines if line.startswith(f"  INFO    DRAFTER-ORDER  {host}: ")]
+    assert not re.search(r"\[WARNING\]:\s+INFO", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("variables", [{}, {"sglang_server_prot": 1, "proxmox_container_vmid": 9001}])
+def test_the_command_says_what_the_play_says(filled, variables):
+    command = Path(sys.executable).with_name("pivot")
+    done = filled.run(str(command), "check", "inventory/mine", "--json", "-e", json.dumps(variables))
+    assert done.returncode == (1 if variables else 0), done.stdout + done.stderr
+    data = json.loads(done.stdout)
+    wrong = [item for item in data["findings"] if item["severity"] == "error"]
+    found = {(item["code"], item["subject"], item["message"], item["fix"]) for item in wrong}
+    play = filled.play("playbooks/preflight.yml", **variables)
+    assert sorted(found) == report(play.stdout + play.stderr)
+    for host, said in data["hosts"].items():
+        assert f"{host}: {said['layers']}" in play.stdout
+
+
+@pytest.mark.parametrize(
+    ("tag", "name", "value"),
+    [
+        ("provision", "proxmox_host_devices", {"all": True}),
+        ("engine", "sglang_engine_keep_releases", "many"),
+        ("weights", "model_weights_models", "all"),
+        ("serve", "sglang_server_port", "abc"),
+    ],
+)
+def test_without_preflight_the_argument_specs_still_hold(filled, tag, name, value):
+    words = ["ansible-playbook", "-i", "inventory/mine", "deploy.yml", "--skip-tags", "preflight", "--tags", tag]
+    done = filled.run(*words, "-e", json.dumps({name: value}))
+    text = done.stdout + done.stderr
+    assert done.returncode == 2, text
+    assert "Validation of arguments failed" in text
+    assert name in text
+    assert "Everything wrong with the inventory" not in text
 
 
 def test_an_unknown_profile_names_the_known_ones(filled):

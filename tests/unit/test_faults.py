@@ -14,7 +14,7 @@ ROWS = {row.code: row for row in faults.sites()}
 
 def test_the_page_is_as_the_source_is():
     page = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
-    assert page == faults.page(), "stale: python -m pivot.faults > docs/faults.md"
+    assert page == faults.page(), "stale: pivot faults > docs/faults.md"
 
 
 def test_no_code_of_the_source_is_missed():

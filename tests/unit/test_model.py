@@ -638,7 +638,7 @@ def test_a_rule_nobody_verified_is_a_finding_and_no_guess():
 
 def test_an_engine_without_a_description():
     assert found(pair("0.5.7")) == [("ENGINE", "warning")]
-    assert "python -m pivot.descriptions describe WHEEL" in text(pair("0.5.7"))
+    assert "pivot engine describe WHEEL" in text(pair("0.5.7"))
 
 
 def test_kimi_k2_has_to_be_registered():

@@ -73,7 +73,7 @@ def test_a_null_names_the_command_that_fills_it(place):
     registry["models"]["m"]["revision"] = None
     registry["engines"]["e"]["sha256"] = None
     fixes = [finding.fix for finding in pins.check(registry, place, place)]
-    command = "python -m pivot.weights src --repository a/m --revision COMMIT --output m.json"
+    command = "pivot manifest src --repository a/m --revision COMMIT --output m.json"
     assert fixes == ["sha256sum e.lock", f"{command}, then revision: COMMIT"]
 
 
@@ -81,13 +81,11 @@ def test_the_command_for_a_manifest_is_complete(place, capsys):
     registry = copy.deepcopy(REGISTRY)
     registry["models"] = {"m": {**registry["models"]["m"], "manifest": None}}
     (finding,) = pins.check(registry, place, place / "inventory/mine")
-    assert finding.fix == (
-        "python -m pivot.weights src --repository a/m --revision r1 --output inventory/mine/manifests/m.json"
-    )
+    assert finding.fix == ("pivot manifest src --repository a/m --revision r1 --output inventory/mine/manifests/m.json")
     words = finding.fix.split()
     (place / "src/config.json").write_text("{}")
     at = {"src": str(place / "src"), words[-1]: str(place / words[-1])}
-    assert weights.main([at.get(word, word) for word in words[3:]]) == 0, capsys.readouterr().err
+    assert weights.main([at.get(word, word) for word in words[2:]]) == 0, capsys.readouterr().err
     registry["models"] = {"m": {**registry["models"]["m"], "manifest": "manifests/m.json"}}
     assert pins.check(registry, place, place / "inventory/mine") == []
 

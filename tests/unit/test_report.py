@@ -35,6 +35,18 @@ def test_an_error_fails_and_a_warning_is_shown():
     assert failed["failed"]
     assert failed["msg"].splitlines()[0] == "ERROR   A  h: broken"
     assert "warnings" not in failed
+    assert "pivot_said" not in failed
     warned = report.as_result([warning], "fine")
     assert not warned["failed"]
     assert len(warned["warnings"]) == 1
+    assert "pivot_said" not in warned
+
+
+def test_an_info_is_a_plain_line_and_no_warning():
+    info = Finding("C", Severity.INFO, "h", "by the way", "")
+    told = report.as_result([info], "fine", ["h: 3 layers"])
+    assert not told["failed"]
+    assert "warnings" not in told
+    assert told["pivot_said"] == ["h: 3 layers", "INFO    C  h: by the way"]
+    assert told["msg"].splitlines() == told["pivot_said"]
+    assert report.as_result([], "fine", ["h: 3 layers"])["msg"] == "h: 3 layers\nfine"
