@@ -12,6 +12,7 @@ from typing import Final
 # command → the module whose main(arguments: list[str]) -> int runs it, and one line of what it does
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": ("pivot.check_command", "what preflight says about an inventory, without a play"),
+    "diagnose": ("pivot.diagnosis", "what a bundle of logs means: the state, and suspects in order"),
     "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
     "faults": ("pivot.faults", "every finding by code, as Markdown"),
     "manifest": ("pivot.weights", "what a model directory holds, to be pinned: hashes, config, tensors"),

@@ -93,7 +93,7 @@ def cause(messages: Sequence[str]) -> str | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line of a file, from 1, as it stands there (colours and what is too long left out)."""
+    """A line of a file, from 1, as it stands there (colours and what is too long left out); 0: of the whole file."""
 
     file: str
     line: int
@@ -101,7 +101,7 @@ class Evidence:
 
     def __str__(self) -> str:
         """As compilers name a place."""
-        return f"{self.file}:{self.line}: {self.text}"
+        return f"{self.file}:{self.line}: {self.text}" if self.line else f"{self.file}: {self.text}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
