@@ -6,7 +6,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 PYTEST := python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab-up lab-down deploy test lint unit lab-test integration molecule soak bench lock
+.PHONY: help setup lab-up lab-down deploy test lint unit lab-test integration molecule soak bench bench-wiring lock
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ soak: setup  ## the long runs: all seeds
 
 bench: setup  ## accept lengths and speed by wiring, on the deployed engine
 	@scripts/bench.sh
+
+bench-wiring: setup  ## wrong wirings on the deployed engine, and whether the analysis names each; BENCH="--row …"
+	@python lab/faults/bench.py $(BENCH)
 
 lock: setup  ## resolve the locks again (upgrades only what pyproject.toml demands)
 	@scripts/lock.sh

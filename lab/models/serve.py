@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 READY = "fired up and ready to roll"
-START_SECONDS = 300
+# the server then waits a minute for core dumps that a CPU never writes
+LOST = "Scheduler hit an exception"
+START_SECONDS = 600
 STOP_SECONDS = 20
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
 ENVIRONMENT = {
@@ -129,7 +131,10 @@ def last_lines(log: Path, count: int = 5) -> str:
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
     """Return when the log says that the server is ready; raise when it ends or takes too long."""
     deadline = time.monotonic() + START_SECONDS
-    while READY not in log.read_text(encoding="utf-8", errors="replace"):
+    while READY not in (text := log.read_text(encoding="utf-8", errors="replace")):
+        if LOST in text:
+            time.sleep(1)  # its traceback is still being written
+            raise ServeError(f"the scheduler ended; {log} says why, and ends:\n{last_lines(log)}")
         if process.poll() is not None:
             raise ServeError(f"the server ended with status {process.returncode}; {log} ends:\n{last_lines(log)}")
         if time.monotonic() > deadline:
@@ -171,10 +176,12 @@ def serving(line: Sequence[str], log: Path, environment: Mapping[str, str] | Non
         _stop(process)
 
 
-def generate(port: int, text: str, new_tokens: int) -> dict[str, Any]:
-    """One greedy request, end of text ignored; the reply of /generate."""
+def generate(port: int, prompt: str | Sequence[int], new_tokens: int, **fields: str) -> dict[str, Any]:
+    """One greedy request, end of text ignored; the reply of /generate. prompt: a text or token ids; fields: others
+    of the request, such as rid."""
     sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
-    body = json.dumps({"text": text, "sampling_params": sampling}).encode()
+    given = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    body = json.dumps({**given, "sampling_params": sampling, **fields}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=300) as reply:  # noqa: S310 - as above

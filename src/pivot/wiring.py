@@ -1,200 +1,44 @@
-"""Probe records → which layers of the target really reach the drafter.
+"""Probe records → which layers of the target really reach the drafter, and what is wrong with that.
 
-The records are JSON lines (``probe/README.md``). A layer is named by its INPUT: the input of layer 3 is the output
-of layer 2, and the input of layer 0 is the embedding. Fingerprints of equal rows are equal bit for bit within one
-process, so a match is a proof, not a likelihood.
+A layer is named by its INPUT: the input of layer 3 is the output of layer 2, and the input of layer 0 is the embedding.
+`pivot.records` reads, `pivot.matching` tells what a state is, this module says what that means, and
+`pivot.wiring_findings` what to do about it.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import dataclasses
-import json
-import math
-import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from pivot.findings import Finding, Severity
+from pivot import descriptions, layers, wiring_findings
+from pivot.findings import Finding
+from pivot.matching import SAME, History, Match, Tally, agreement, cleared, layer_name, tally, worst
+from pivot.records import SCHEMA, Recording, Rows, parse, read
 
-SCHEMA = 1
-SUFFIX = ".jsonl"
-# how far two fingerprints may lie apart, relative to the larger, and still be called close: rounding, not a layer
-CLOSE = 1e-5
-REFERENCE = "docs/faults.md"
+__all__ = [
+    "SCHEMA", "Acceptance", "Slice", "Tally", "Wiring", "acceptance", "agreement", "analyse", "as_inputs",
+    "asked_layers", "compare", "layer_name", "parse", "read",
+]  # fmt: skip
 
-Rows = tuple[bytes, ...]
-"""One fingerprint a row: little-endian float32 numbers."""
-
-
-# --- reading
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Target:
-    """One forward of the target. rows: of the whole forward; the fingerprints hold the first few of them.
-
-    capture: the layer inputs the engine was told to keep; captured: what it kept, in its order; states: every
-    layer's input, keyed by layer.
-    """
-
-    rows: int
-    capture: tuple[int, ...]
-    captured: tuple[Rows, ...]
-    states: Mapping[int, Rows]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Handed:
-    """What was packed, or what `fc` was fed, after one forward of the target (its record number)."""
-
-    target: int
-    rows: int
-    slices: tuple[Rows, ...]
-
-
-@dataclasses.dataclass(slots=True)
-class Recording:
-    """One file: the records of one process. damaged: the numbers of the lines that could not be read."""
-
-    name: str
-    header: Mapping[str, Any] | None = None
-    targets: dict[int, Target] = dataclasses.field(default_factory=dict)
-    packed: list[Handed] = dataclasses.field(default_factory=list)
-    fed: list[Handed] = dataclasses.field(default_factory=list)
-    failures: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    ended: str = ""
-    damaged: list[int] = dataclasses.field(default_factory=list)
-    cut_off: bool = False
-
-
-def read(directory: Path, since: str = "") -> list[Recording]:
-    """The recordings in a directory, in the order of their names, which is the order of their starts.
-
-    since: UTC time as ``2026-11-29T17:04:27Z``; recordings of earlier starts are left out.
-    """
-    first = since.replace("-", "").replace(":", "")
-    return [
-        parse(path.name, path.read_text(encoding="utf-8", errors="replace"))
-        for path in sorted(directory.glob(f"*{SUFFIX}"))
-        if path.name >= first
-    ]
-
-
-def parse(name: str, text: str) -> Recording:
-    """One file's text. A line that is no record is noted, never fatal; a last line without its end is cut off."""
-    recording = Recording(name)
-    lines = text.split("\n")
-    recording.cut_off = bool(lines.pop())
-    for number, line in enumerate(lines, 1):
-        try:
-            _add(recording, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
-            recording.damaged.append(number)
-    return recording
-
-
-def _add(recording: Recording, record: Mapping[str, Any]) -> None:
-    """File one record under its point; points of later schemas are passed over."""
-    point = record["point"]
-    if point == "header":
-        recording.header = record
-    elif point == "target":
-        recording.targets[record["n"]] = Target(
-            rows=record["rows"],
-            capture=tuple(record["capture"]),
-            captured=tuple(_rows(text) for text in record["captured"]["prints"]),
-            states={int(layer): _rows(text) for layer, text in record["inputs"].items()},
-        )
-    elif point in ("packed", "fc"):
-        prints = record.get("received") or record["prints"]
-        handed = Handed(record["target"], record["rows"], tuple(_rows(text) for text in prints))
-        (recording.packed if point == "packed" else recording.fed).append(handed)
-    elif point == "failure":
-        recording.failures[record["hook"]] = (record["count"], record["error"])
-    elif point == "end":
-        recording.ended = record["reason"]
-
-
-def _rows(text: str, dimensions: int = 16) -> Rows:
-    """A base64 fingerprint as its rows; ValueError when it holds no whole rows."""
-    data = base64.b64decode(text, validate=True)
-    size = 4 * dimensions
-    if len(data) % size:
-        raise ValueError("a fingerprint that ends within a row")
-    return tuple(data[start : start + size] for start in range(0, len(data), size))
-
-
-# --- comparing
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tally:
-    """How often two states were equal bit for bit, equal up to rounding, and compared at all."""
-
-    exact: int = 0
-    close: int = 0
-    compared: int = 0
-
-    @property
-    def same(self) -> bool:
-        """Whether they agreed every time they were compared."""
-        return self.compared > 0 and self.exact + self.close == self.compared
-
-    def __str__(self) -> str:
-        """``exact in 41 of 41``, and how often close where that happened."""
-        kind = f"exact in {self.exact} of {self.compared}"
-        return f"{kind}, close in {self.close} more" if self.close else kind
-
-
-def agreement(rows: Rows, others: Rows, *, aligned: bool) -> str:
-    """``exact``, ``close``, ``different``, or ``unseen`` where the recorded rows cannot tell.
-
-    aligned: both hold the same rows in the same order. Otherwise `rows` is a selection of the other's rows, of
-    which only the first few were recorded: one that is not found proves nothing.
-    """
-    if not rows or not others:
-        return "unseen"
-    if not aligned:
-        return "exact" if set(rows) <= set(others) else "unseen"
-    if rows == others:
-        return "exact"
-    if len(rows) == len(others) and all(map(_close, rows, others)):
-        return "close"
-    return "different"
-
-
-def _close(one: bytes, other: bytes) -> bool:
-    """Whether two fingerprints differ by no more than rounding does."""
-    form = f"<{len(one) // 4}f"
-    first, second = struct.unpack(form, one), struct.unpack(form, other)
-    scale = max(math.hypot(*first), math.hypot(*second))
-    return math.dist(first, second) <= CLOSE * scale
-
-
-def _tally(verdicts: Iterable[str]) -> Tally:
-    """Verdicts of `agreement` as a tally; what could not be told is left out."""
-    counts = Counter(verdicts)
-    return Tally(
-        exact=counts["exact"],
-        close=counts["close"],
-        compared=counts["exact"] + counts["close"] + counts["different"],
-    )
-
-
-# --- the answer
+IDS = "eagle_aux_hidden_state_layer_ids"
+# the fixed prompts' requests; their replays generate one token, which nothing verifies
+PROMPT, REPLAY = "pivot-prompt-", "pivot-replay-"
+# the class whose layers run → an architecture of the engine's description that it belongs to
+ARCHITECTURES = {"DeepseekV2Model": "DeepseekV3ForCausalLM", "LlamaModel": "LlamaForCausalLM"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slice:
-    """One slice of `fc`'s input. layers: the layer inputs it was equal to, with their tallies, best first."""
+    """One slice of `fc`'s input. layers: the layer inputs it was equal to, with their tallies, best first; odd: what
+    it was in the calls where it equalled none, the most frequent first; modes: the same by the target's mode."""
 
     index: int
     calls: int
     layers: tuple[tuple[int, Tally], ...]
+    odd: tuple[tuple[Match, int], ...] = ()
+    modes: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def layer(self) -> int | None:
@@ -202,47 +46,151 @@ class Slice:
         always = [layer for layer, tally in self.layers if tally.same and tally.compared == self.calls]
         return always[0] if always else None
 
+    @property
+    def match(self) -> Match | None:
+        """What this slice is in every call, None when it is not always the same."""
+        if self.layer is not None:
+            return Match(SAME, self.layer)
+        kinds = {(match.kind, match.layer) for match, _count in self.odd}
+        return self.odd[0][0] if len(kinds) == 1 and sum(count for _, count in self.odd) == self.calls else None
+
+    @property
+    def source(self) -> int | None:
+        """The layer this slice is made of in every call, whatever was done to it; None when there is none."""
+        match = self.match
+        return None if match is None else match.layer
+
     def __str__(self) -> str:
         """The line a person reads about this slice."""
         name = f"fc slice {self.index}"
         if self.layer is not None:
             return f"{name} = {layer_name(self.layer)}, {dict(self.layers)[self.layer]} calls"
-        if not self.layers:
-            return f"{name} = none of the recorded states, in {self.calls} calls"
-        seen = "; ".join(f"{layer_name(layer)} {tally.exact + tally.close} times" for layer, tally in self.layers)
+        if self.match is not None:
+            return f"{name} = {self.match}, in {self.calls} calls"
+        seen = "; ".join(f"{what} {count} times{f' in {mode}' if mode else ''}" for mode, what, count in self.modes)
         return f"{name} = not always the same state in {self.calls} calls: {seen}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The slice as plain values."""
+        match = self.match
+        return {
+            "index": self.index,
+            "calls": self.calls,
+            "kind": "unstable" if match is None else match.kind,
+            "layer": self.source,
+            "detail": "" if match is None else match.detail,
+            "text": str(self),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What verifications accepted. histogram[k]: how many of them accepted k drafted tokens."""
+
+    histogram: tuple[int, ...] = ()
+
+    @property
+    def verifications(self) -> int:
+        """How many there were."""
+        return sum(self.histogram)
+
+    @property
+    def length(self) -> float | None:
+        """Tokens per verification, the target's own included; None when nothing was verified."""
+        if not self.verifications:
+            return None
+        return 1 + sum(accepted * count for accepted, count in enumerate(self.histogram)) / self.verifications
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """The share of verifications that accepted at least 1, 2, … drafted tokens."""
+        total = self.verifications
+        return tuple(sum(self.histogram[k:]) / total for k in range(1, len(self.histogram))) if total else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The acceptance as plain values."""
+        return {
+            "histogram": list(self.histogram),
+            "verifications": self.verifications,
+            "length": None if self.length is None else round(self.length, 4),
+            "per_position": [round(share, 4) for share in self.per_position],
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wiring:
-    """What the records prove. capture: the layer inputs the engine was told to keep, None when never seen;
-    expected: what the drafter was trained on, as layer inputs in ascending order, None when not given."""
+    """What the records prove.
+
+    capture: the layer inputs the engine was told to keep, None when never seen; asked: those the drafter's config asks
+    for; expected: what the drafter was trained on; both as layer inputs in ascending order, None when not given.
+    given: calls of a drafter that was handed a state as wide as its own, past its fc. drafts: draft step, what the
+    state it consumed is, and how often. rule: how this engine reads layer ids, a name of `pivot.layers`.
+    """
 
     sglang: tuple[str, ...]
+    ranks: tuple[int, ...]
     forwards: int
     calls: int
+    given: int
     capture: tuple[int, ...] | None
+    asked: tuple[int, ...] | None
     expected: tuple[int, ...] | None
+    depth: int | None
     slices: tuple[Slice, ...]
+    captured: Tally
     packed: Tally
     fed: Tally
-    findings: tuple[Finding, ...]
+    acceptance: Acceptance
+    drafts: tuple[tuple[int, str, int], ...] = ()
+    rule: str | None = None
+    findings: tuple[Finding, ...] = ()
 
     @property
     def layers(self) -> tuple[int | None, ...]:
         """The layer input that each slice is, in the order `fc` receives them."""
         return tuple(piece.layer for piece in self.slices)
 
+    @property
+    def verdict(self) -> str:
+        """Where the fault lies as far as the wiring goes.
+
+        ``right``: every slice is what the drafter was trained on; ``consistent``: nothing is wrong, but what it was
+        trained on is not given; ``config``: the engine does what it is told, and is told the wrong layers;
+        ``engine``: it does not do what it is told; ``bypassed``: `fc` is never run; ``unseen``: too little was
+        recorded.
+        """
+        if not self.slices:
+            return "bypassed" if self.given else "unseen"
+        if self.engine_faults:
+            return "engine"
+        if self.expected is None:
+            return "consistent"
+        return "right" if self.layers == self.expected else "config"
+
+    @property
+    def engine_faults(self) -> bool:
+        """Whether the states are not what the engine was told to hand over."""
+        told = self.asked if self.asked is not None else None if self.capture is None else tuple(sorted(self.capture))
+        changed = any(item.compared and not item.same for item in (self.captured, self.packed, self.fed))
+        return changed or None in self.layers or (told is not None and self.layers != told)
+
     def as_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON and for Ansible."""
         return {
+            "verdict": self.verdict,
             "sglang": list(self.sglang),
+            "ranks": list(self.ranks),
             "forwards": self.forwards,
             "calls": self.calls,
-            "capture": None if self.capture is None else list(self.capture),
-            "expected": None if self.expected is None else list(self.expected),
+            "given": self.given,
+            "capture": _listed(self.capture),
+            "asked": _listed(self.asked),
+            "expected": _listed(self.expected),
             "layers": list(self.layers),
             "slices": [str(piece) for piece in self.slices],
+            "pieces": [piece.as_dict() for piece in self.slices],
+            "drafts": [{"step": step, "consumes": what, "times": times} for step, what, times in self.drafts],
+            "acceptance": self.acceptance.as_dict(),
             "findings": [finding.as_dict() for finding in self.findings],
             "text": self.text(),
         }
@@ -250,21 +198,40 @@ class Wiring:
     def text(self) -> str:
         """The answer in a few lines for a person; findings are rendered elsewhere."""
         versions = ", ".join(self.sglang) or "of an unknown version"
-        lines = [f"SGLang {versions}: {self.forwards} forwards of the target, {self.calls} calls of the drafter's fc"]
+        ranks = f" on {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
+        lines = [
+            f"SGLang {versions}: {self.forwards} forwards of the target, {self.calls} calls of the drafter's fc{ranks}"
+        ]
         lines.extend(str(piece) for piece in self.slices)
+        if self.given:
+            lines.append(f"past its fc, the drafter was given one state of its own width {self.given} times")
+        if self.captured.compared and not self.captured.same:
+            lines.append(f"captured = inputs of layers {_listed(self.capture)}, {self.captured} forwards")
         if self.packed.compared:
             lines.append(f"packed = captured, {self.packed} forwards")
         if self.fed.compared:
             lines.append(f"fc input = packed, {self.fed} calls")
+        if self.asked is not None and self.capture and self.asked != tuple(sorted(self.capture)):
+            lines.append(f"the config asks for the inputs of layers {list(self.asked)}: the engine keeps others")
         if self.slices and self.expected is not None:
             agree = "agree" if self.layers == self.expected else "DISAGREE"
             lines.append(f"expected are the inputs of layers {list(self.expected)}: they {agree}")
+        if self.drafts and all(what == wiring_findings.OWN_STATE for _step, what, _times in self.drafts):
+            steps = ", ".join(str(step) for step, _what, _times in self.drafts)
+            lines.append(f"the draft steps {steps} consume the drafter's own states")
+        if self.acceptance.length is not None:
+            lines.append(acceptance_line(self.acceptance))
         return "\n".join(lines)
 
 
-def layer_name(layer: int) -> str:
-    """``input of layer 3 (output of layer 2)``; the input of layer 0 is the embedding."""
-    return "the embedding (input of layer 0)" if layer == 0 else f"input of layer {layer} (output of layer {layer - 1})"
+def acceptance_line(seen: Acceptance) -> str:
+    """``accept length 2.92 over 88 verifications, by position 0.79 0.65 0.49``."""
+    shares = " ".join(f"{share:.2f}" for share in seen.per_position)
+    return f"accept length {seen.length or 0:.2f} over {seen.verifications} verifications, by position {shares}"
+
+
+def _listed(values: Sequence[int] | None) -> list[int] | None:
+    return None if values is None else list(values)
 
 
 def as_inputs(layers: Sequence[int], convention: str) -> tuple[int, ...]:
@@ -278,30 +245,93 @@ def as_inputs(layers: Sequence[int], convention: str) -> tuple[int, ...]:
     return tuple(sorted(layer + shift for layer in layers))
 
 
-def analyse(recordings: Sequence[Recording], expected: Sequence[int] | None = None) -> Wiring:
-    """All recordings of one service → one answer. expected: layer inputs, see `as_inputs`."""
-    served = [recording for recording in recordings if recording.targets or recording.fed]
+def setter_rule(recordings: Sequence[Recording]) -> str | None:
+    """How the recorded engine reads layer ids for the recorded target, a name of `pivot.layers`; None when unknown."""
+    versions = {str(recording.header.get("sglang")) for recording in recordings if recording.header}
+    models = {target.model for recording in recordings for target in recording.targets.values()}
+    if len(versions) != 1 or len(models) != 1:
+        return None
+    engine = descriptions.load(versions.pop()) or {}
+    rule = (engine.get("eagle3") or {}).get(ARCHITECTURES.get(models.pop(), ""), {}).get("rule")
+    return str(rule) if rule else None
+
+
+def asked_layers(recordings: Sequence[Recording], config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The layer inputs that a drafter's config.json makes the recorded engine keep, ascending; None when unknown."""
+    rule = setter_rule(recordings)
+    depth = _depth(recordings)
+    eagle_config = config.get("eagle_config")
+    ids = eagle_config.get(IDS) if isinstance(eagle_config, Mapping) else None
+    if ids is None:
+        return None if depth is None else tuple(sorted(layers.default_layers(depth)))
+    usable = isinstance(ids, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in ids)
+    return tuple(sorted(layers.kept_layers(ids, rule))) if rule and usable else None
+
+
+def _depth(recordings: Sequence[Recording]) -> int | None:
+    """How many layers the target has."""
+    depths = {target.layers for recording in recordings for target in recording.targets.values()}
+    return depths.pop() if len(depths) == 1 else None
+
+
+def analyse(
+    recordings: Sequence[Recording],
+    expected: Sequence[int] | None = None,
+    asked: Sequence[int] | None = None,
+    meta: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Wiring:
+    """All recordings of one service → one answer.
+
+    expected: what the drafter was trained on, asked: what its config makes the engine keep, both as layer inputs, see
+    `as_inputs` and `asked_layers`; meta: request id → the server's meta_info, to compare the acceptance with.
+    """
+    served = [recording for recording in recordings if recording.targets or recording.fed or recording.given]
     captures = {target.capture for recording in served for target in recording.targets.values()}
-    slices = _slices(served)
-    partial = Wiring(
-        sglang=tuple(sorted({str(item.header["sglang"]) for item in recordings if item.header})),
+    wiring = Wiring(
+        sglang=tuple(sorted({str(item.header.get("sglang")) for item in recordings if item.header})),
+        ranks=tuple(sorted({recording.rank for recording in served})),
         forwards=sum(len(recording.targets) for recording in served),
         calls=sum(len(recording.fed) for recording in served),
+        given=sum(len(recording.given) for recording in served),
         capture=captures.pop() if len(captures) == 1 else None,
+        asked=None if asked is None else tuple(sorted(asked)),
         expected=None if expected is None else tuple(sorted(expected)),
-        slices=slices,
-        packed=_tally(verdict for recording in served for verdict in _packed_verdicts(recording)),
-        fed=_tally(verdict for recording in served for verdict in _fed_verdicts(recording)),
-        findings=(),
+        depth=_depth(recordings),
+        slices=slices(served),
+        captured=tally(verdict for recording in served for verdict in _captured_verdicts(recording)),
+        packed=tally(verdict for recording in served for verdict in _packed_verdicts(recording)),
+        fed=tally(verdict for recording in served for verdict in _fed_verdicts(recording)),
+        acceptance=acceptance(recordings),
+        drafts=draft_steps(served),
+        rule=setter_rule(recordings),
     )
-    return dataclasses.replace(partial, findings=(*_reading_findings(recordings), *_wiring_findings(partial)))
+    found = [
+        *wiring_findings.of_reading(recordings),
+        *wiring_findings.of_wiring(wiring),
+        *wiring_findings.of_ranks(rank_differences(served)),
+        *wiring_findings.of_acceptance({name: acceptance(recordings, name) for name in meta or {}}, meta or {}),
+    ]
+    return dataclasses.replace(wiring, findings=tuple(found))
 
 
-def _slices(recordings: Sequence[Recording]) -> tuple[Slice, ...]:
-    """Every slice of every `fc` call against every layer input of the forward before it."""
-    verdicts: dict[int, dict[int, list[str]]] = {}
-    calls: Counter[int] = Counter()
+# --- the slices
+
+
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    """What one slice was, call by call."""
+
+    calls: int = 0
+    verdicts: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    odd: Counter[Match] = dataclasses.field(default_factory=Counter)
+    modes: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+
+
+def slices(recordings: Iterable[Recording]) -> tuple[Slice, ...]:
+    """Every slice of every `fc` call against every state of the forward before it."""
+    seen: dict[int, _Seen] = {}
     for recording in recordings:
+        history = History(recording)
         for handed in recording.fed:
             target = recording.targets.get(handed.target)
             if target is None:
@@ -309,28 +339,51 @@ def _slices(recordings: Sequence[Recording]) -> tuple[Slice, ...]:
             aligned = handed.rows == target.rows
             for index, rows in enumerate(handed.slices):
                 found = {layer: agreement(rows, state, aligned=aligned) for layer, state in target.states.items()}
-                if not aligned and "exact" not in found.values():
+                equal = [layer for layer, verdict in found.items() if verdict in ("exact", "close")]
+                if not rows or (not aligned and not equal):
                     continue  # a selection of rows that were not recorded
-                calls[index] += 1
-                for layer, verdict in found.items():
-                    verdicts.setdefault(index, {}).setdefault(layer, []).append(verdict)
-    return tuple(_slice(index, calls[index], verdicts.get(index, {})) for index in sorted(calls))
+                odd = None if equal else history.explain(rows, handed.target, handed.dtype)
+                _count(seen.setdefault(index, _Seen()), found, odd, target.mode)
+    return tuple(_slice(index, seen[index]) for index in sorted(seen))
 
 
-def _slice(index: int, calls: int, verdicts: Mapping[int, Sequence[str]]) -> Slice:
-    """One slice from its verdicts by layer; layers that never matched are left out."""
-    tallies = {layer: _tally(items) for layer, items in verdicts.items()}
-    matched = [(layer, tally) for layer, tally in tallies.items() if tally.exact + tally.close]
+def _count(seen: _Seen, found: Mapping[int, str], odd: Match | None, mode: str) -> None:
+    """One call of one slice more. found: layer → verdict; odd: what it is when it equals none."""
+    seen.calls += 1
+    for layer, verdict in found.items():
+        seen.verdicts.setdefault(layer, []).append(verdict)
+    if odd is not None:
+        seen.odd[odd] += 1
+    equal = [layer for layer, verdict in found.items() if verdict in ("exact", "close")]
+    seen.modes[mode, str(odd) if odd is not None else layer_name(equal[0])] += 1
+
+
+def _slice(index: int, seen: _Seen) -> Slice:
+    """One slice from what was seen; layers that never matched are left out."""
+    tallies = {layer: tally(items) for layer, items in seen.verdicts.items()}
+    matched = [(layer, item) for layer, item in tallies.items() if item.exact + item.close]
     matched.sort(key=lambda item: (-item[1].exact, -item[1].close, item[0]))
-    return Slice(index, calls, tuple(matched))
+    modes = tuple((mode, what, count) for (mode, what), count in seen.modes.most_common())
+    return Slice(index, seen.calls, tuple(matched), tuple(seen.odd.most_common()), modes)
+
+
+# --- from point to point
+
+
+def _captured_verdicts(recording: Recording) -> Iterable[str]:
+    """Whether what was captured is the inputs of the layers the engine was told to keep, a verdict a forward."""
+    for target in recording.targets.values():
+        told = [target.states.get(layer, ()) for layer in sorted(target.capture)]
+        if target.captured and all(told):
+            yield worst(target.captured, told, aligned=True)
 
 
 def _packed_verdicts(recording: Recording) -> Iterable[str]:
     """Whether what was packed is what was captured, a verdict a forward."""
     for handed in recording.packed:
         target = recording.targets.get(handed.target)
-        if target is not None:
-            yield _worst(handed.slices, target.captured, aligned=handed.rows == target.rows)
+        if target is not None and target.capture:
+            yield worst(handed.slices, target.captured, aligned=handed.rows == target.rows)
 
 
 def _fed_verdicts(recording: Recording) -> Iterable[str]:
@@ -339,135 +392,99 @@ def _fed_verdicts(recording: Recording) -> Iterable[str]:
     for handed in recording.fed:
         source = packed.get(handed.target)
         if source is not None:
-            yield _worst(handed.slices, source.slices, aligned=handed.rows == source.rows)
+            yield worst(handed.slices, source.slices, aligned=handed.rows == source.rows)
 
 
-def _worst(slices: Sequence[Rows], others: Sequence[Rows], *, aligned: bool) -> str:
-    """The verdict of the slice that agrees least; another number of slices is a difference."""
-    if len(slices) != len(others):
-        return "different"
-    verdicts = {agreement(rows, other, aligned=aligned) for rows, other in zip(slices, others, strict=True)}
-    order = ("different", "unseen", "close", "exact")
-    return next((verdict for verdict in order if verdict in verdicts), "unseen")
+# --- the drafter's own steps
 
 
-# --- findings
-
-
-def _reading_findings(recordings: Sequence[Recording]) -> list[Finding]:
-    """What the files themselves say: nothing there, damage, hooks that failed, a recording that ended."""
-    if not any(recording.header for recording in recordings):
-        return [
-            _finding(
-                "WIRE-NO-RECORDS",
-                Severity.ERROR,
-                "probe records",
-                f"{len(recordings)} record files were read and none has a header: the probe was not loaded",
-                "switch debugging on, look for pivot_probe in the server's log, and send a request",
-            )
-        ]
-    found: list[Finding] = []
+def draft_steps(recordings: Iterable[Recording]) -> tuple[tuple[int, str, int], ...]:
+    """Draft step, what the state it consumed is, and how often. Step 0 is the pass over the target's states."""
+    seen: Counter[tuple[int, str]] = Counter()
     for recording in recordings:
-        found.extend(_file_findings(recording))
-    if not any(recording.targets for recording in recordings):
-        found.append(
-            _finding(
-                "WIRE-NO-FORWARD",
-                Severity.ERROR,
-                "probe records",
-                f"the probe was loaded but saw no forward of the target ({_missing_hooks(recordings)})",
-                "send a request; where the engine uses CUDA graphs, switch them off while debugging",
-            )
-        )
-        return found
-    for point, seen, severity in (
-        ("packed", any(recording.packed for recording in recordings), Severity.WARNING),
-        ("fc", any(recording.fed for recording in recordings), Severity.ERROR),
+        outputs = {handed.target: set(handed.output) for handed in recording.fed}
+        before: tuple[int, Rows] = (-1, ())
+        for draft in recording.drafts:
+            if not draft.hidden:
+                continue
+            target = recording.targets.get(draft.target)
+            states = target.states if target is not None else {}
+            equal = [layer for layer, state in states.items() if set(draft.hidden) <= set(state)]
+            what = wiring_findings.OWN_STATE
+            if cleared(draft.hidden):
+                what = "zero"
+            elif equal:
+                what = f"the target's {layer_name(equal[0])}"
+            elif set(draft.hidden) <= outputs.get(draft.target, set()):
+                what = "fc's output"
+            elif before == (draft.target, draft.hidden):
+                what = "the state of the step before"
+            before = (draft.target, draft.hidden)
+            seen[draft.step, what] += 1
+    return tuple((step, what, times) for (step, what), times in sorted(seen.items()))
+
+
+# --- acceptance
+
+
+def acceptance(recordings: Sequence[Recording], request: str = "") -> Acceptance:
+    """What was accepted of the fixed prompts' drafts, or of everyone's where there are none; request: of this one
+    alone. With tensor parallelism every rank records the same verifications: those of the lowest count."""
+    verifying = [recording for recording in recordings if recording.verified]
+    rank = min((recording.rank for recording in verifying), default=0)
+    seen = [item for recording in verifying if recording.rank == rank for item in recording.verified]
+    if request:
+        seen = [item for item in seen if item.request == request]
+    else:
+        seen = [item for item in seen if not item.request.startswith(REPLAY)]
+        seen = [item for item in seen if item.request.startswith(PROMPT)] or seen
+    if not seen:
+        return Acceptance()
+    counts = Counter(item.accepted for item in seen)
+    most = max(*(item.steps for item in seen), *counts)
+    return Acceptance(tuple(counts[accepted] for accepted in range(most + 1)))
+
+
+# --- two runs
+
+
+def compare(one: Wiring, other: Wiring) -> str:
+    """What differs between two runs, in lines for a person."""
+    lines: list[str] = []
+    for name, first, second in (
+        ("SGLang", ", ".join(one.sglang), ", ".join(other.sglang)),
+        ("verdict", one.verdict, other.verdict),
+        ("captured", _listed(one.capture), _listed(other.capture)),
+        ("asked for", _listed(one.asked), _listed(other.asked)),
+        ("expected", _listed(one.expected), _listed(other.expected)),
     ):
-        if not seen:
-            found.append(
-                _finding(
-                    "WIRE-POINT-MISSING",
-                    severity,
-                    f"point {point}",
-                    f"forwards of the target were recorded, but nothing at {point} ({_missing_hooks(recordings)})",
-                    "check that the drafter is an EAGLE-3 drafter and that speculative decoding is on"
-                    if point == "fc"
-                    else "the answer rests on the two other points",
-                )
-            )
-    return found
+        if first != second:
+            lines.append(f"{name}: {first} → {second}")
+    for index in range(max(len(one.slices), len(other.slices))):
+        first, second = (_what(wiring.slices, index) for wiring in (one, other))
+        if first != second:
+            lines.append(f"fc slice {index}: {first} → {second}")
+    if one.acceptance.length is not None and other.acceptance.length is not None:
+        lines.append(f"{acceptance_line(one.acceptance)} → {acceptance_line(other.acceptance)}")
+    return "\n".join(lines) or "nothing differs"
 
 
-def _file_findings(recording: Recording) -> list[Finding]:
-    """The findings of one file."""
-    found: list[Finding] = []
-    header = recording.header or {}
-    if header and header.get("schema") != SCHEMA:
-        message = f"its records follow schema {header.get('schema')}, this Pivot reads schema {SCHEMA}"
-        fix = "analyse them with the Pivot that recorded them"
-        found.append(_finding("WIRE-SCHEMA", Severity.ERROR, recording.name, message, fix))
-    if recording.damaged:
-        lines = ", ".join(str(number) for number in recording.damaged[:5])
-        message = f"{len(recording.damaged)} lines are no records (line {lines}); they were left out"
-        found.append(_finding("WIRE-DAMAGED", Severity.WARNING, recording.name, message, "collect the records again"))
-    if recording.cut_off:
-        message = "its last line is cut off, as when a process is killed while writing; it was left out"
-        found.append(_finding("WIRE-CUT-OFF", Severity.INFO, recording.name, message, ""))
-    if recording.ended:
-        message = f"recording ended before the service did: {recording.ended}"
-        fix = "raise debug_probes_max_bytes if later requests matter"
-        found.append(_finding("WIRE-ENDED", Severity.INFO, recording.name, message, fix))
-    for hook, (count, error) in sorted(recording.failures.items()):
-        message = f"the hook {hook} failed at least {count} times ({error}); serving was not affected"
-        fix = "report it with the engine's version; what this hook observes is incomplete"
-        found.append(_finding("WIRE-HOOK-FAILED", Severity.WARNING, recording.name, message, fix))
-    return found
+def _what(pieces: Sequence[Slice], index: int) -> str:
+    """What a slice is in every call, in a few words."""
+    if index >= len(pieces):
+        return "not there"
+    match = pieces[index].match
+    return "not always the same state" if match is None else str(match)
 
 
-def _wiring_findings(wiring: Wiring) -> list[Finding]:
-    """What the comparison proves to be wrong."""
-    found: list[Finding] = []
-    if wiring.packed.compared and not wiring.packed.same:
-        message = f"what the logits processor packs is not what the target captured: {wiring.packed} forwards"
-        fix = "the engine loses or reorders states between the two; compare its version with a known good one"
-        found.append(_finding("WIRE-PACKED", Severity.ERROR, "hand-over", message, fix))
-    if wiring.fed.compared and not wiring.fed.same:
-        message = f"what fc is fed is not what was packed for it: {wiring.fed} calls"
-        fix = "the engine changes the states on their way to the drafter; compare its version with a known good one"
-        found.append(_finding("WIRE-FED", Severity.ERROR, "hand-over", message, fix))
-    unknown = [piece for piece in wiring.slices if piece.layer is None]
-    for piece in unknown:
-        code = "WIRE-UNSTABLE" if piece.layers else "WIRE-UNKNOWN"
-        fix = "look for a plugin or a patch that touches hidden states, and for a drafter that normalises its input"
-        found.append(_finding(code, Severity.ERROR, f"fc slice {piece.index}", f"{piece}", fix))
-    if wiring.expected is None or not wiring.slices or unknown:
-        return found
-    expected, layers = list(wiring.expected), list(wiring.layers)
-    if layers != expected and sorted(layers, key=str) == sorted(expected, key=str):
-        message = f"fc receives the right layers in the order {layers}, the drafter was trained on {expected}"
-        fix = "the order of the slices is the engine's: look for what exchanges them before fc"
-        found.append(_finding("WIRE-ORDER", Severity.ERROR, "fc input", message, fix))
-    elif layers != expected:
-        message = f"fc receives the inputs of layers {layers}, the drafter was trained on the inputs of {expected}"
-        fix = f"set the layer ids so that the engine captures the inputs of {expected}, and restart"
-        found.append(_finding("WIRE-IDS", Severity.ERROR, "fc input", message, fix))
-    return found
-
-
-def _missing_hooks(recordings: Sequence[Recording]) -> str:
-    """Which hooks this engine has no place for, as the headers tell."""
-    states = {
-        hook: str(state)
-        for recording in recordings
-        if recording.header
-        for hook, state in recording.header.get("hooks", {}).items()
-        if state != "registered"
-    }
-    if not states:
-        return "every hook found its place"
-    return "; ".join(f"{hook} {state}" for hook, state in sorted(states.items()))
-
-
-def _finding(code: str, severity: Severity, subject: str, message: str, fix: str) -> Finding:
-    return Finding(code, severity, subject, message, fix, REFERENCE)
+def rank_differences(recordings: Sequence[Recording]) -> dict[int, tuple[str, ...]]:
+    """What each rank's slices are, where the ranks do not agree; empty where they do."""
+    by_rank: dict[int, list[Recording]] = {}
+    for recording in recordings:
+        if recording.fed:
+            by_rank.setdefault(recording.rank, []).append(recording)
+    seen = {}
+    for rank, items in sorted(by_rank.items()):
+        pieces = slices(items)
+        seen[rank] = tuple(_what(pieces, index) for index in range(len(pieces)))
+    return seen if len(set(seen.values())) > 1 else {}

@@ -29,7 +29,7 @@ def header(**changes: Any) -> dict[str, Any]:
     return {
         "point": "header",
         "n": 1,
-        "schema": 1,
+        "schema": 2,
         "probe": "0.1.0",
         "pid": 7,
         "sglang": "0.5.23",
@@ -209,7 +209,7 @@ def test_failures_quota_and_a_foreign_schema_are_findings() -> None:
     answer = wiring([*calls([3], [3]), failure, end])
     assert codes(answer) == ["WIRE-ENDED", "WIRE-HOOK-FAILED"]
     assert "on_fc failed at least 4 times (ValueError: no)" in answer.findings[1].message
-    assert codes(wiring([header(schema=2), *calls([3], [3])[1:]])) == ["WIRE-SCHEMA"]
+    assert codes(wiring([header(schema=3), *calls([3], [3])[1:]])) == ["WIRE-SCHEMA"]
 
 
 def test_a_drafter_that_normalises_is_matched_by_what_it_received() -> None:
