@@ -1,7 +1,5 @@
-"""How many guards there are, and how many tests name each: printed at the end of the run, and held to at least one.
-
-A guard is a finding's code. Only what can be counted is: a code that a test, or a table of cases, names as a text. That
-it fires there, and stays silent elsewhere, is what the tests themselves show.
+"""How many guards there are, and how many tests let each fire and find it silent: printed at the end of a whole run,
+and held to at least one each. A guard is a finding's code; that a test names it as a text is looked at besides.
 """
 
 import ast
@@ -11,6 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from .guard_record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"[A-Z]{2,}(?:-[A-Z]+)+")
@@ -53,16 +55,46 @@ def naming(codes: set[str]) -> Counter[str]:
     return found
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Guards by how many tests name them."""
-    codes = guards()
-    counts = naming(codes)
-    by_count: dict[int, list[str]] = {}
-    for code in sorted(codes):
-        by_count.setdefault(counts[code], []).append(code)
-    terminalreporter.section(f"{len(codes)} guards, {sum(counts.values())} tests and tables of cases that name them")
-    for count, names in sorted(by_count.items()):
-        for line in textwrap.wrap(
-            f"{count:>3} each: {' '.join(names)}", 118, subsequent_indent=" " * 10, break_on_hyphens=False
-        ):
-            terminalreporter.line(line)
+RECORD = Record()
+HERE = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    RECORD.start()
+
+
+def pytest_runtest_setup() -> None:
+    RECORD.begin()
+
+
+def pytest_runtest_teardown() -> None:
+    RECORD.end()
+
+
+def whole(config: pytest.Config) -> bool:
+    """Whether a run has all tests of this directory: only then is what it does not show shown by none."""
+    chosen = [Path(str(argument).split("::", maxsplit=1)[0]).resolve() for argument in config.args]
+    return not (config.option.keyword or config.option.markexpr or config.option.deselect) and HERE in chosen
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A whole run in which a guard never fires, or is never silent, is a failed one."""
+    if session.exitstatus == pytest.ExitCode.OK and whole(session.config) and RECORD.unshown():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Every guard with the number of tests in which it fires, and in which it is asked and silent."""
+    if not whole(config):
+        return
+    silent = RECORD.silent
+    title = f"{len(RECORD.codes)} guards: tests in which each fires, and in which it is asked and silent"
+    terminalreporter.section(title)
+    cells = [f"{code} {RECORD.fired[code]}+{silent[code]}" for code in sorted(RECORD.codes)]
+    for line in textwrap.wrap("  ".join(cell.replace(" ", "~") for cell in cells), 118, break_on_hyphens=False):
+        terminalreporter.line(line.replace("~", " "))
+    fired, asked = sum(RECORD.fired.values()), sum(silent.values())
+    terminalreporter.line(f"{len(RECORD.codes)} guards, {fired} tests let one fire, {asked} find one silent")
+    for sentence in RECORD.unshown():
+        terminalreporter.line(f"NOT SHOWN: {sentence}", red=True)
