@@ -9,6 +9,7 @@ step ruff format --check .
 step mypy src probe/src lab/pivot_lab
 step mypy lab/kernels/src
 step mypy lab/models/serve.py lab/models/bench.py
+step mypy lab/faults/bench.py lab/faults/capture.py
 step mypy plugins/*/*.py
 step yamllint --strict .
 step ansible-lint
