@@ -16,7 +16,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
     "faults": ("pivot.faults", "every finding by code, as Markdown"),
     "manifest": ("pivot.weights", "what a model directory holds, to be pinned: hashes, config, tensors"),
-    "wiring": ("pivot.wiring_command", "which layers reach a drafter, from the probe's records; or what two runs differ in"),
+    "wiring": ("pivot.wiring_command", "which layers reach a drafter, from records; or how two runs differ"),
 }
 INTERRUPTED = 130  # what a shell reports for SIGINT
 
