@@ -37,13 +37,15 @@ class ActionModule(ActionBase):
         client = health.Client(given["url"], given.get("api_key"))
         longest = int(prompts["max_new_tokens"])
         asked: list[ask.Asked] = []
+        settings: dict[str, Any] = {}
         try:
+            settings = ask.server(client)
             asked, found = ask.ask_all(client, chosen, longest, replays=bool(given.get("replay", True)))
             for name, ids in (given.get("sequences") or {}).items():
                 ask.replay(client, str(name), [int(token) for token in ids])
         except (urllib.error.URLError, OSError) as error:
             found = [health.unreachable(subject, given["url"], error)]
-        record = ask.as_dict(asked, longest)
+        record = ask.as_dict(asked, longest, settings)
         if given.get("before") and asked:
             found += ask.compare(given["before"], record, subject)
         if given.get("out"):

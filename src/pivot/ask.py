@@ -23,6 +23,7 @@ FORMAT = 1
 PROMPT, REPLAY = "pivot-prompt-", "pivot-replay-"
 # how the counts of accepted drafts are called: from 0.5.15, before
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+KEPT = ("version", "dtype", "kv_cache_dtype", "attention_backend", "disable_cuda_graph", "page_size", "tp_size")
 # where no file of prompts is given: text of several kinds, as random or repeated text would flatter a drafter
 PROMPTS: Mapping[str, Any] = {
     "max_new_tokens": 96,
@@ -184,12 +185,35 @@ def per_position(asked: Sequence[Asked]) -> list[float]:
     return [round(sum(counts[k:]) / total, 4) for k in range(1, longest)] if total else []
 
 
-def as_dict(asked: Sequence[Asked], max_new_tokens: int) -> dict[str, Any]:
+def server(client: Client) -> dict[str, Any]:
+    """What the server says about how it drafts: its version and the settings that KEPT names, by SGLang's names.
+
+    The rest of its answer, which holds keys, is dropped. Empty where it has neither of the two addresses.
+    """
+    for path in ("/server_info", "/get_server_info"):
+        try:
+            answer = client.call(path)
+        except urllib.error.HTTPError as error:
+            if error.code in (404, 405):
+                continue
+            raise
+        return {
+            name: value
+            for name, value in sorted(answer.items())
+            if (name.startswith("speculative_") or name in KEPT) and isinstance(value, str | int | float | bool)
+        }
+    return {}
+
+
+def as_dict(
+    asked: Sequence[Asked], max_new_tokens: int, server_settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What was asked and answered, as it is kept beside the records."""
     length = accept_length(asked)
     return {
         "format": FORMAT,
         "max_new_tokens": max_new_tokens,
+        "server": dict(server_settings or {}),
         "accept_length": None if length is None else round(length, 4),
         "per_position": per_position(asked),
         "prompts": [one.as_dict() for one in asked],

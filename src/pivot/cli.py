@@ -16,6 +16,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
     "faults": ("pivot.faults", "every finding by code, as Markdown"),
     "manifest": ("pivot.weights", "what a model directory holds, to be pinned: hashes, config, tensors"),
+    "whatif": ("pivot.whatif", "what a drafter would get accepted with other layers or parts, from recorded states"),
     "wiring": ("pivot.wiring_command", "which layers reach a drafter, from records; or how two runs differ"),
 }
 INTERRUPTED = 130  # what a shell reports for SIGINT

@@ -44,6 +44,8 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "HEALTH": ("Answers of the server", "a host"),
     "PROBE": ("The debug probe", "a host"),
     "WIRE": ("What the probe saw", "a record of the probe, or a host"),
+    "WHATIF": ("What the drafter could do", "a host"),
+    "TRAINING": ("A sample of the drafter's training", "the sample"),
     "BUNDLE": ("Bundles of logs", "a host"),
     "DIAG": ("Suspects of a diagnosis", "a host, and what to do is the next command"),
 }

@@ -137,3 +137,16 @@ def test_debugging_that_changes_answers_is_said():
 def test_the_built_in_prompts_are_of_several_kinds():
     prompts = ask.PROMPTS["prompts"]
     assert len({prompt["id"] for prompt in prompts}) == len(prompts) == 8
+
+
+class Info:
+    """A server that has the older of the two addresses only."""
+
+    def call(self, path, body=None):
+        if path == "/server_info":
+            raise refusal(404)
+        return {"version": "0.5.9", "speculative_num_steps": 3, "api_key": "sk-1", "speculative_x": None, "port": 1}
+
+
+def test_of_the_server_only_what_concerns_drafting_is_kept():
+    assert ask.server(Info()) == {"speculative_num_steps": 3, "version": "0.5.9"}

@@ -7,7 +7,7 @@ of the debug probe and the drafter's directory and writes nothing. The drafter i
 and acceptance is counted as SGLang counts it. A layer is named by its input: the input of layer 0 is the embedding.
 
 Usage: whatif.py '{"tensors": [file or directory, ...], "drafter": directory, "target": directory or null,
-    "steps": 3, "topk": 1, "sequences": [{"id": text, "rid": text, "prompt_tokens": number}, ...],
+    "steps": 3, "topk": 1, "sequences": [{"id": text, "rid": text, "prompt_tokens": number, "tokens": number}, ...],
     "candidates": [{"name": text, "layers": [number, ...], "repair": {...}}, ...], "device": "cpu", "threads": 0}'
 It prints one JSON object; with a sentence under "failed" it exits with 3.
 """
@@ -141,19 +141,26 @@ class States:
             raise Failed(f"{path.name} cannot be read as a tensors file of the probe: {error}") from error
         self.files += 1
 
-    def sequence(self, request: str, layers: Sequence[int]) -> Tuple[torch.Tensor, Dict[int, torch.Tensor]]:
-        """A request's token ids [n] and its states, layer → [n, width], in the order of the positions."""
+    def sequence(
+        self, request: str, layers: Sequence[int], count: Optional[int] = None
+    ) -> Tuple[torch.Tensor, Dict[int, torch.Tensor]]:
+        """A request's token ids [n] and its states, layer → [n, width], in the order of the positions.
+
+        count: of its tokens; an engine that runs ahead may have forwarded drafts behind them.
+        """
         tokens: Dict[int, Tuple[int, Path, int]] = {}
         for path, start, stop in self._pieces.get(request, []):
             with safe_open(path, "pt") as opened:
                 ids = opened.get_slice("input_ids")[start:stop].tolist()
                 places = opened.get_slice("positions")[start:stop].tolist()
             for row, (place, token) in enumerate(zip(places, ids, strict=True)):
-                tokens[place] = (token, path, start + row)
+                if count is None or place < count:
+                    tokens[place] = (token, path, start + row)
         if not tokens:
             raise Failed(f"no tensors file holds the request {request}")
-        if sorted(tokens) != list(range(len(tokens))):
-            first = next(place for place in range(len(tokens)) if place not in tokens)
+        expected = len(tokens) if count is None else count
+        if sorted(tokens) != list(range(expected)):
+            first = next(place for place in range(expected) if place not in tokens)
             raise Failed(f"the states of {request} lack position {first}: a prefix cache held it, or a file is missing")
         order = [tokens[place] for place in range(len(tokens))]
         found: Dict[int, List[torch.Tensor]] = {layer: [] for layer in layers}
@@ -226,6 +233,7 @@ class Drafter:
         self.tokens = self._map(self.d2t)
         self.rotation_settings = _rope_settings(self.config)
         self.norm_output = bool(self.config.get("norm_output"))
+        self.depth = int(self.config.get("num_hidden_layers", 1))
         self.off: Tuple[str, ...] = ()
 
     def _load(self, stored: Weights) -> Tuple[Weights, Optional[torch.Tensor], Optional[torch.Tensor], List[str]]:
@@ -404,25 +412,24 @@ class Drafter:
             mixed.append(out)
         return torch.cat(mixed, 1).transpose(0, 1).flatten(1)
 
-    def layer(self, number: int, fed: Fed, memory: Memory) -> Tuple[torch.Tensor, torch.Tensor]:
-        """One decoder layer for rows of one step; adds the step's keys and values to the memory."""
+    def layer(self, number: int, fed: Fed, memory: Memory) -> None:
+        """One decoder layer for the rows of one step; adds the step's keys and values to the memory."""
         start = f"layers.{number}."
         if number == 0:
             residual = fed.hidden
-            x = torch.cat(
-                [
-                    self.norm(start + "input_layernorm.weight", fed.embeds),
-                    self.norm(start + "hidden_norm.weight", residual),
-                ],
-                -1,
-            )
+            embedded = self.norm(start + "input_layernorm.weight", fed.embeds)
+            x = torch.cat([embedded, self.norm(start + "hidden_norm.weight", residual)], -1)
         else:
             assert fed.residual is not None  # noqa: S101 - the layer before gave it
             residual = fed.hidden + fed.residual
             x = self.norm(start + "hidden_norm.weight", residual)
-        query = self._heads_of(number, "q", x, fed.rotation)
         here = (self._heads_of(number, "k", x, fed.rotation), self._heads_of(number, "v", x, None))
         past, chain = memory.add(number, here)
+        if number == self.depth - 1 and fed.first:
+            # of the rows before, nothing but keys and values is needed
+            x, residual = x[fed.first :], residual[fed.first :]
+            fed.drop_first()
+        query = self._heads_of(number, "q", x, fed.rotation)
         mixed = self._attend(query, fed.rows, past, chain) @ self.weights[start + "self_attn.o_proj.weight"].T
         if start + "self_attn.o_proj.bias" in self.weights:
             mixed = mixed + self.weights[start + "self_attn.o_proj.bias"]
@@ -432,12 +439,15 @@ class Drafter:
         out = (gate * (x @ self.weights[start + "mlp.up_proj.weight"].T)) @ self.weights[
             start + "mlp.down_proj.weight"
         ].T
-        return (torch.zeros_like(out) if "mlp" in self.off else out), residual
+        fed.hidden, fed.residual = (torch.zeros_like(out) if "mlp" in self.off else out), residual
 
     def step(self, fed: Fed, memory: Memory) -> Tuple[torch.Tensor, torch.Tensor]:
-        """All layers for one step → the normed state for the head, and the state that the next step is fed."""
-        for number in range(int(self.config.get("num_hidden_layers", 1))):
-            fed.hidden, fed.residual = self.layer(number, fed, memory)
+        """All layers for one step → the normed state for the head, and the state that the next step is fed.
+
+        Both for the rows from `fed.first` on.
+        """
+        for number in range(self.depth):
+            self.layer(number, fed, memory)
         assert fed.residual is not None  # noqa: S101 - there is at least one layer
         total = fed.hidden + fed.residual
         normed = self.norm("norm.weight", total)
@@ -454,18 +464,25 @@ Past = Tuple[torch.Tensor, torch.Tensor]
 
 
 class Fed:
-    """What the rows of one step are fed: rows [m] (their row of step 0), hidden and embeds [m, width]."""
+    """What the rows of one step are fed: rows [m] (their row of step 0), hidden and embeds [m, width], and how many
+    of the first rows draft nothing themselves."""
 
     def __init__(self, rows: torch.Tensor, hidden: torch.Tensor, embeds: torch.Tensor, rotation: Rotation) -> None:
         self.rows, self.hidden, self.embeds, self.rotation = rows, hidden, embeds, rotation
         self.residual: Optional[torch.Tensor] = None
+        self.first = 0
+
+    def drop_first(self) -> None:
+        """Go on with the rows that draft."""
+        self.rows = self.rows[self.first :]
+        self.rotation = (self.rotation[0][self.first :], self.rotation[1][self.first :])
+        self.first = 0
 
 
 class Memory:
     """Keys and values, per layer: those of step 0 for all rows, then those of each later step of the chain."""
 
-    def __init__(self, kept: torch.Tensor) -> None:
-        self._kept = kept  # the rows of step 0 that draft on
+    def __init__(self) -> None:
         self._steps: Dict[int, List[Past]] = {}
 
     def add(self, layer: int, here: Past) -> Tuple[Past, List[Past]]:
@@ -681,15 +698,14 @@ def draft(drafter: Drafter, sequence: Replayed, states: List[torch.Tensor], step
     rows = torch.arange(count)
     kept = rows[sequence.prompt - 1 :]
     hidden = drafter.project([state[:count].to(device) for state in states])
-    memory = Memory(kept)
+    memory = Memory()
     ranks = torch.full((len(kept), steps), -1)
     for step in range(steps):
         active = rows if step == 0 else kept
         there = (active + step + 1).clamp(max=len(tokens) - 1)
         fed = Fed(active, hidden, embeds[there.to(device)], drafter.rotation(active + step))
+        fed.first = sequence.prompt - 1 if step == 0 else 0
         normed, hidden = drafter.step(fed, memory)
-        if step == 0:
-            normed, hidden = normed[sequence.prompt - 1 :], hidden[sequence.prompt - 1 :]
         guesses = drafter.guess(normed, topk)
         known = kept + step + 2 < len(tokens)
         right = tokens[(kept + step + 2).clamp(max=len(tokens) - 1)]
@@ -842,7 +858,7 @@ def evaluate(asked: Json) -> Json:
     embedding: Json = {}
     for entry in asked["sequences"]:
         try:
-            tokens, kept = states.sequence(entry["rid"], wanted)
+            tokens, kept = states.sequence(entry["rid"], wanted, entry.get("tokens"))
         except Failed as error:
             notes.append(str(error))
             continue
