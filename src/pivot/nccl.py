@@ -74,7 +74,7 @@ def profiles() -> Mapping[str, Mapping[str, Any]]:
 def environment(profile: object, own: Mapping[str, Any]) -> dict[str, Any]:
     """The variables that a server gets: those of its profile, overruled by its own; null there takes one away.
 
-    profile: a name, None or empty for none; an unknown name is found where values are looked at.
+    profile: a name, ``none`` for no profile; an unknown name is found where values are looked at.
     """
     begin = {name: variable["value"] for name, variable in _profile(profile).items()}
     return {name: value for name, value in {**begin, **own}.items() if not (value is None and name in begin)}

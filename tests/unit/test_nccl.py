@@ -335,11 +335,11 @@ def test_a_profile_is_overruled_variable_by_variable():
 
 
 def test_without_a_profile_nothing_is_added_or_taken_away():
-    for profile in (None, "", "no-such", ["latency"]):
+    for profile in ("none", None, "", "no-such", ["latency"]):
         assert nccl.environment(profile, {"NCCL_DEBUG": None}) == {"NCCL_DEBUG": None}
         assert nccl.profile_reasons(profile, {}) == frozenset()
 
 
 def test_the_role_offers_what_is_data():
     specs = yaml.safe_load((ROOT / "roles/sglang_server/meta/argument_specs.yml").read_text())["argument_specs"]
-    assert specs["main"]["options"]["sglang_server_nccl_profile"]["choices"] == list(nccl.profiles())
+    assert specs["main"]["options"]["sglang_server_nccl_profile"]["choices"] == ["none", *nccl.profiles()]
