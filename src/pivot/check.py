@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pivot import budget, descriptions, faults, inventory, launch, launch_rules, model, nccl, pins
+from pivot import budget, descriptions, faults, inventory, launch, launch_rules, model, nccl, nodes, pins
 from pivot.findings import Finding, Severity, errors, render, waive
 
 # the roles that deploy.yml gives to every container
@@ -46,8 +46,8 @@ class Host:
 class Whole:
     """What concerns several hosts.
 
-    groups: names of hosts by group; addresses: ansible_host and proxmox_container_vmid of every host, also of one that
-    is left out; waivers: pivot_waivers of every host.
+    groups: names of hosts by group; addresses: ansible_host of every host, also of one that is left out, and of
+    containers proxmox_container_vmid and what `pivot.nodes` compares; waivers: pivot_waivers of every host.
     """
 
     groups: Mapping[str, Sequence[str]]
@@ -127,7 +127,9 @@ def run(
         own = [*_variables(host, specs, project, validate, roles)]
         said[host.name], served = _served(host)
         found += waive(host.name, [*own, *served], host.values.get("pivot_waivers"), faults.codes)
-    found += waive(WHOLE, inventory.collisions(whole.addresses), common, faults.codes)
+    containers = [name for name in whole.groups.get(inventory.CONTAINERS, ()) if name in whole.addresses]
+    together = nodes.check([nodes.node(name, whole.addresses[name]) for name in containers])
+    found += waive(WHOLE, [*inventory.collisions(whole.addresses), *together], common, faults.codes)
     return Report(tuple(dict.fromkeys(found)), said)
 
 

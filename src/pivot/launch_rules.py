@@ -20,6 +20,22 @@ ERROR, WARNING = Severity.ERROR, Severity.WARNING
 FLAGS, VARIABLES = "sglang_server_launch", "sglang_server_environment"
 # backends without kernels for compute capability 12.0 (rtx6kpro; kernel reports of the field)
 NOT_ON_SM120 = frozenset({"trtllm_mla", "trtllm_mha", "fa3", "fa4", "cutlass_mla", "flashmla"})
+# the same for experts and matrix products: kernels of trtllm ("Unsupported architecture") and DeepGEMM (sglang 24633
+# and PR 19948, rtx6kpro)
+GEMM_NOT_ON_SM120 = frozenset(
+    {
+        "flashinfer_trtllm", "flashinfer_trtllm_routed", "experimental_sgl_trtllm", "deep_gemm", "flashinfer_deepgemm",
+    }
+)  # fmt: skip
+GEMMS = ("moe-runner-backend", "speculative-moe-runner-backend", "fp8-gemm-backend", "fp4-gemm-backend")
+# switches that were reported not to work there (ambientlight/rtx-pro-6000-bench), or to do nothing (GCP tuning report)
+USELESS_ON_SM120 = {
+    "enable-torch-compile": "was reported to fail or to slow down",
+    "enable-piecewise-cuda-graph": "was reported to fail or to slow down",
+    "enable-flashinfer-allreduce-fusion": "does nothing, as its kernels are for 9.0 and 10.0",
+}
+# attention backends that take a tree of drafts with pages of more than one token
+TREES = frozenset({"flashinfer", "fa3", "triton"})
 # variables that switch a check of the engine off
 BYPASSES = ("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "FLASHINFER_DISABLE_VERSION_CHECK")
 TRUE = ("true", "1", "yes", "y")
@@ -247,6 +263,32 @@ def _backends(launch: Launch) -> Iterator[Wrong]:
             if isinstance(value, str) and value in NOT_ON_SM120:
                 message = f"{option} is {value}, which has no kernels for compute capability {launch.capability}"
                 yield "LAUNCH-BACKEND", ERROR, message, "write flashinfer or triton"
+    for option in GEMMS:
+        value = _flag_of(launch, option)
+        if isinstance(value, str) and value in GEMM_NOT_ON_SM120:
+            message = f"{option} is {value}, which has no kernels for compute capability {launch.capability}"
+            yield "LAUNCH-BACKEND", ERROR, message, "remove it: SGLang then chooses one that this card has"
+    for option, why in USELESS_ON_SM120.items():
+        if _flag_of(launch, option) is True:
+            message = f"{option} {why} (compute capability {launch.capability})"
+            yield "LAUNCH-USELESS", WARNING, message, "remove it, or measure with and without it"
+    if _is_on(launch, "SGLANG_ENABLE_JIT_DEEPGEMM"):
+        message = f"SGLANG_ENABLE_JIT_DEEPGEMM is on, but DeepGEMM has no kernels for {launch.capability}"
+        yield "LAUNCH-BACKEND", ERROR, message, 'write SGLANG_ENABLE_JIT_DEEPGEMM: "0"'
+
+
+def _tree(launch: Launch) -> Iterator[Wrong]:
+    """A tree of drafts (topk above 1) against what the attention backend and the pages allow."""
+    topk, page = _number(_flag_of(launch, "speculative-eagle-topk")), _number(_flag_of(launch, "page-size"))
+    backend = _flag_of(launch, "attention-backend")
+    if topk is None or topk < 2 or not isinstance(backend, str):
+        return
+    if backend == "trtllm_mha":
+        message = f"speculative-eagle-topk is {topk}, but attention-backend trtllm_mha takes 1 only"
+        yield "LAUNCH-TREE", ERROR, message, "write speculative-eagle-topk: 1, or another attention-backend"
+    elif page is not None and page > 1 and backend not in TREES:
+        message = f"speculative-eagle-topk is {topk} with page-size {page}, which attention-backend {backend} cannot do"
+        yield "LAUNCH-TREE", ERROR, message, "write page-size: 1, or flashinfer, fa3 or triton"
 
 
 def _cache(launch: Launch) -> Iterator[Wrong]:
@@ -281,9 +323,12 @@ def _peers(launch: Launch) -> Iterator[Wrong]:
 def _left_on(launch: Launch) -> Iterator[Wrong]:
     """What belongs into a debugging session or a benchmark, and not into a service."""
     simulated = sorted(name for name in launch.environment if str(name).startswith("SGLANG_SIMULATE_ACC"))
-    if simulated:
+    if simulated and _simulates(launch.environment.get("SGLANG_SIMULATE_ACC_LEN")):
         message = f"{', '.join(simulated)} is set: acceptance is simulated, so no output is valid"
         yield "ENV-SIMULATED", ERROR, message, "remove it"
+    elif simulated:
+        message = f"{', '.join(simulated)} is set, and does nothing as it is: one number more would make output invalid"
+        yield "ENV-SIMULATED", WARNING, message, "remove it"
     for name in BYPASSES:
         if _is_on(launch, name):
             message = f"{name} is on: a mixture of versions is not refused any more"
@@ -292,11 +337,22 @@ def _left_on(launch: Launch) -> Iterator[Wrong]:
         yield "ENV-TRACE", WARNING, "NCCL_DEBUG is TRACE, which writes a line a call", "write NCCL_DEBUG: WARN"
 
 
+def _simulates(length: object) -> bool:
+    """Whether this accept length is simulated: any above 0; what is no number is taken for one."""
+    if length is None:
+        return False
+    try:
+        return float(_plain(length)) > 0
+    except ValueError:
+        return True
+
+
 RULES: tuple[Callable[[Launch], Iterator[Wrong]], ...] = (
     _drafter,
     _triple,
     _pipeline,
     _backends,
+    _tree,
     _cache,
     _json_words,
     _peers,

@@ -17,7 +17,7 @@ from pivot.findings import Finding, Severity
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "inventory/lab"
 GROUPS = {"all": ["llm01", "llm02"], "inference": ["llm01", "llm02"], "ungrouped": []}
-OPTIONS = ("sglang_server_port", "sglang_server_launch", "sglang_server_environment")
+OPTIONS = (*("sglang_server_port", "sglang_server_launch", "sglang_server_environment", "sglang_server_nccl_profile"),)
 SPECS: dict[str, Any] = {"sglang_server": {name: {} for name in OPTIONS}}
 PINS = {"engines": {}, "models": {}}
 
@@ -284,3 +284,21 @@ def test_the_roles_are_those_of_the_play():
 
 def test_the_project_is_this_one():
     assert check_command.PROJECT == ROOT
+
+
+def test_machines_that_serve_together_are_compared_also_those_that_are_left_out():
+    flags = {"nnodes": 2, "dist-init-addr": "192.0.2.1:25000", "tp-size": 2}
+    addresses = {
+        name: {"ansible_host": f"192.0.2.{number}", "sglang_server_launch": flags}
+        for number, name in enumerate(GROUPS["inference"], 1)
+    }
+    report = run(host(), addresses=addresses)
+    assert [(code, severity) for code, _, severity in codes(report)] == [("LAUNCH-NODES-RANK", "error")]
+
+
+def test_the_nccl_profile_is_part_of_the_environment():
+    values = {"sglang_server_nccl_profile": "p2p-fallback", "sglang_server_environment": {}}
+    report = run(host(**values, sglang_server_launch={"disable-custom-all-reduce": True}))
+    assert codes(report) == []
+    report = run(host(**values, sglang_server_launch={}))
+    assert codes(report) == [("LAUNCH-PEERS", "llm01", "error")]

@@ -159,6 +159,9 @@ def test_bad_flags(flags, expected, said):
         ("SGLANG_USE_CPU_ENGINE", "1", [], ""),  # read outside the registry
         ("SGLANG_DSPARK_FAST_SAMPLING", "1", ["ENV-DEPRECATED warning"], "remove it"),
         ("SGLANG_SIMULATE_ACC_LEN", "3", ["ENV-SIMULATED error"], "no output is valid"),
+        ("SGLANG_SIMULATE_ACC_LEN", "0.5", ["ENV-SIMULATED error"], "no output is valid"),
+        ("SGLANG_SIMULATE_ACC_LEN", "-1", ["ENV-SIMULATED warning"], "does nothing as it is"),
+        ("SGLANG_SIMULATE_ACC_METHOD", "multinomial", ["ENV-SIMULATED warning"], "does nothing as it is"),
         ("NCCL_DEBUG", "trace", ["ENV-TRACE warning"], "WARN"),
         ("NCCL_DEBUG", "WARN", [], ""),
         ("FLASHINFER_DISABLE_VERSION_CHECK", "1", ["ENV-BYPASS warning"], "versions"),
@@ -176,6 +179,56 @@ def test_without_a_description_only_relations_are_checked():
     assert found({"speculative-num-steps": 3}, engine=None) == [("LAUNCH-TRIPLE", "error")]
 
 
+# --- what a card of compute capability 12 has no kernels for
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected", "said"),
+    [
+        ({"attention-backend": "fa3"}, "LAUNCH-BACKEND error", "write flashinfer or triton"),
+        ({"speculative-draft-attention-backend": "trtllm_mha"}, "LAUNCH-BACKEND error", "speculative-draft-attention"),
+        (
+            {"moe-runner-backend": "flashinfer_trtllm"},
+            "LAUNCH-BACKEND error",
+            "moe-runner-backend is flashinfer_trtllm",
+        ),
+        ({"speculative-moe-runner-backend": "deep_gemm"}, "LAUNCH-BACKEND error", "speculative-moe-runner-backend is"),
+        ({"fp8-gemm-backend": "deep_gemm"}, "LAUNCH-BACKEND error", "fp8-gemm-backend is deep_gemm"),
+        ({"enable-torch-compile": True}, "LAUNCH-USELESS warning", "measure with and without it"),
+        ({"enable-flashinfer-allreduce-fusion": True}, "LAUNCH-USELESS warning", "does nothing"),
+    ],
+)
+def test_what_sm120_does_not_have(flags, expected, said):
+    assert [" ".join(item) for item in found(flags, capability="12.0")] == [expected]
+    assert said in text(flags, capability="12.0")
+    assert found(flags, capability="10.0") == found(flags, capability=None) == []
+
+
+def test_deepgemm_on_such_a_card():
+    variables = {"SGLANG_ENABLE_JIT_DEEPGEMM": "1"}
+    assert found({}, variables, capability="12.0") == [("LAUNCH-BACKEND", "error")]
+    assert found({}, {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}, capability="12.0") == []
+    assert found({}, variables, capability="9.0") == []
+
+
+TREE = {"speculative-num-steps": 3, "speculative-eagle-topk": 4, "speculative-num-draft-tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({**TREE, "attention-backend": "trtllm_mha"}, ["LAUNCH-TREE error"]),
+        ({**TREE, "attention-backend": "trtllm_mla", "page-size": 64}, ["LAUNCH-TREE error"]),
+        ({**TREE, "attention-backend": "trtllm_mla", "page-size": 1}, []),
+        ({**TREE, "attention-backend": "flashinfer", "page-size": 64}, []),
+        ({**TRIPLE, "attention-backend": "trtllm_mha", "page-size": 64}, []),
+        ({**TREE, "page-size": 64}, []),  # which backend it will be is not known
+    ],
+)
+def test_trees_of_drafts(flags, expected):
+    assert [" ".join(item) for item in found(flags)] == expected
+
+
 # --- relations that hold
 
 
@@ -185,6 +238,7 @@ def test_without_a_description_only_relations_are_checked():
         ({"attention-backend": "trtllm_mla"}, {"capability": "10.0"}),
         ({"attention-backend": "trtllm_mla"}, {"capability": None}),
         ({"attention-backend": "triton"}, {"capability": "12.0"}),
+        ({"moe-runner-backend": "marlin", "enable-metrics": True}, {"capability": "12.0"}),
         ({"speculative-algorithm": "EAGLE3"}, {"drafter": True}),
         ({"speculative-algorithm": "NGRAM"}, {"drafter": False}),
         ({**TRIPLE, "speculative-eagle-topk": 4, "speculative-num-draft-tokens": 8}, {}),
