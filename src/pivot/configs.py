@@ -10,6 +10,8 @@ from pivot.findings import Finding, Severity
 
 ERROR = Severity.ERROR
 MOST_IDS = 64
+LONGEST_DTYPE = 16  # F8_E4M3 has seven letters
+MOST_DIMENSIONS = 8
 LARGEST = 1 << 31  # no size, count or id of a model is larger
 
 
@@ -134,7 +136,9 @@ def read_tensors(value: object, found: Findings) -> dict[str, tuple[str, tuple[i
         dtype = entry.get("dtype") if isinstance(entry, Mapping) else None
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
         sizes = isinstance(shape, list | tuple) and all(type(size) is int and 0 <= size < LARGEST for size in shape)
-        if not isinstance(name, str) or not isinstance(dtype, str) or not sizes or not isinstance(shape, list | tuple):
+        named = isinstance(name, str) and isinstance(dtype, str) and len(dtype) <= LONGEST_DTYPE
+        sized = isinstance(shape, list | tuple) and len(shape) <= MOST_DIMENSIONS
+        if not (named and sized and sizes) or not isinstance(dtype, str) or not isinstance(shape, list | tuple):
             message = f"the header of the drafter's weights has {short(entry)} for {short(name)}, not dtype and shape"
             fix = "fetch the pinned revision again and write its manifest anew: pivot manifest"
             found.add("HEADER", ERROR, message, fix)

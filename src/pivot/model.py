@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pivot import descriptions
+from pivot import descriptions, vocabulary
 from pivot.configs import LARGEST, Config, Findings, read_ids, read_tensors, short
 from pivot.findings import Finding, Severity
 from pivot.layers import as_outputs, default_layers, ids_for, kept_layers, numbers
@@ -30,15 +30,14 @@ TRANSFORMERS_TYPES = frozenset(
     }
 )  # fmt: skip
 NORMS = ("fc_norm", "use_aux_norm", "norm_output", "norm_before_fc")
-FLOATS = frozenset({"BF16", "F16", "F32"})
-INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8", "U16", "U32"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A target and its drafter as they are to be served.
 
-    target, drafter: their config.json; tensors: the drafter's header, name → {dtype, shape}, None when not known;
+    target, drafter: their config.json; tensors: the drafter's header, name → {dtype, shape}, of d2t and t2d also values
+    (`pivot.vocabulary.facts`), None when not known;
     layer_ids: what the deployment sets, None keeps the drafter's own; engine: its description, None when there is
     none for `version`; flags, environment: of the launch; contract: target, layers, convention, source, or None;
     served: the repository that is served as the target; revisions: repository → revision, of what is pinned.
@@ -480,48 +479,9 @@ def _has(look: _Check, name: str) -> bool:
 
 
 def _vocabulary(look: _Check) -> None:
-    """d2t, t2d and the head; their values cannot be seen in a header."""
-    words, small = look.drafter.integer("vocab_size"), look.drafter.integer("draft_vocab_size")
-    if look.tensors is None or words is None:
-        return
-    found = {name: entry for name, entry in look.tensors.items() if name.rpartition(".")[2] in ("d2t", "t2d")}
-    d2t = next((entry for name, entry in found.items() if name.endswith("d2t")), None)
-    t2d = next((entry for name, entry in found.items() if name.endswith("t2d")), None)
-    again = "fetch the pinned revision again, or pin another"
-    if d2t is None and small and small < words:
-        message = f"d2t is missing, but the draft vocabulary has {small} of {words} tokens: nearly nothing is accepted"
-        look.found.add("D2T", ERROR, message, again)
-    if d2t is not None:
-        dtype, shape = d2t
-        if dtype not in INTEGERS:
-            look.found.add("D2T", ERROR, f"d2t is {dtype}, not whole numbers (I64)", again)
-        elif dtype != "I64":
-            look.found.add("D2T", WARNING, f"d2t is {dtype} instead of I64", again)
-        if small and shape != (small,):
-            look.found.add("D2T", ERROR, f"d2t has the shape {list(shape)}, not [{small}] of draft_vocab_size", again)
-        look.notes.append(
-            "the values of d2t cannot be seen here (differences, ascending, not all zero): only the shape"
-        )
-    if t2d is not None and t2d[1] != (words,):
-        message = f"t2d has the shape {list(t2d[1])}, not [{words}] of vocab_size; SGLang does not read it"
-        look.found.add("T2D", WARNING, message, again)
-    _head(look, small, words, again)
-
-
-def _head(look: _Check, small: int | None, words: int, again: str) -> None:
-    """lm_head: needed unless the target's is used; as long as the draft vocabulary."""
-    _, shape = (look.tensors or {}).get("lm_head.weight", ("", ()))
-    tied = look.drafter.data.get("tie_word_embeddings") is True
-    if not shape and small and not tied:
-        message = f"lm_head.weight is missing, but draft_vocab_size is {small}, so the target's head is not used"
-        look.found.add(
-            "HEAD", ERROR, message, "pin a revision with lm_head, or write draft_vocab_size: null for the target's"
-        )
-    size = look.drafter.integer("hidden_size")
-    expected = (small or words, size)
-    if shape and size and shape != expected:
-        message = f"lm_head.weight has the shape {list(shape)}, not {list(expected)}"
-        look.found.add("HEAD", ERROR, message, again)
+    """d2t, t2d and the head."""
+    if look.tensors is not None:
+        vocabulary.check(look.drafter, look.tensors, look.pair.tensors, look.found, look.notes)
 
 
 def _context(look: _Check) -> None:
@@ -588,7 +548,8 @@ def _class(look: _Check) -> None:
 def _quantised(look: _Check) -> None:
     """Quantisation of the drafter itself, and what it would inherit."""
     own = look.drafter.mapping("quantization_config")
-    others = {dtype for name, (dtype, _) in (look.tensors or {}).items() if not name.endswith(("d2t", "t2d"))} - FLOATS
+    dtypes = {dtype for name, (dtype, _) in (look.tensors or {}).items() if not vocabulary.is_map(name)}
+    others = dtypes - vocabulary.FLOATS
     if own or (others and look.kind.get("float_only")):
         what = own.get("quant_method", own.get("quant_algo", "some method")) if own else ", ".join(sorted(others))
         message = f"the drafter's weights are quantised ({short(what)})"

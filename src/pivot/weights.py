@@ -23,12 +23,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pivot import vocabulary
 from pivot.findings import Finding, Severity
 from pivot.transfer import rsync_to
 
 FORMAT = 1
 CHUNK = 8 << 20
 LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
+LARGEST_SIZE = 1 << 50  # bytes of a file, numbers of a tensor
+LARGEST_MAP = vocabulary.MOST * 8  # bytes of d2t or t2d whose values are looked at
+LARGEST_CONFIG, LARGEST_MANIFEST = 16 << 20, 512 << 20
 LONGEST_ARGUMENT = 131_000  # Linux takes 128 KiB an argument
 SPARE_BYTES = 64 << 20  # left free on the host's file system beside the files
 LOADED_BY_PATTERN = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -60,7 +64,7 @@ class FilePin:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a model directory holds; `safetensors` maps file → tensor → dtype and shape."""
+    """What a model directory holds; `safetensors` maps file → tensor → dtype, shape and, of d2t and t2d, values."""
 
     repository: str
     revision: str
@@ -154,11 +158,23 @@ def list_files(directory: Path) -> dict[str, Path]:
     return found
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Tensors:
+    """A header: name → dtype and shape, and the bytes of the file that each tensor takes, from and to."""
+
+    entries: Mapping[str, dict[str, Any]]
+    places: Mapping[str, tuple[int, int]]
+
+
 def read_header(path: Path) -> dict[str, dict[str, Any]]:
     """The tensors of a safetensors file, name → dtype and shape, without reading their data.
 
     WeightsError when the header is unreadable, or does not fit the file's size (a truncated download).
     """
+    return dict(_read_tensors(path).entries)
+
+
+def _read_tensors(path: Path) -> _Tensors:
     size = path.stat().st_size
     with path.open("rb") as stream:
         start = stream.read(8)
@@ -170,25 +186,66 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
         header = json.loads(raw)
         header.pop("__metadata__", None)
         tensors = {name: _tensor(name, entry, path) for name, entry in sorted(header.items())}
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        if isinstance(error, WeightsError):
-            raise
+        spans = sorted((entry["data_offsets"][0], entry["data_offsets"][1], name) for name, entry in header.items())
+    except WeightsError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise WeightsError(f"{path} has an unreadable safetensors header: fetch it again") from error
+    end = 0
+    for first, last, name in spans:
+        if first != end:
+            raise WeightsError(f"{path}: tensor {name} begins at {first}, where {end} is due: fetch it again")
+        end = last
     if 8 + length + end != size:
         raise WeightsError(f"{path} has {size} bytes where its header needs {8 + length + end}: fetch it again")
-    return tensors
+    begin = 8 + length
+    return _Tensors(tensors, {name: (begin + first, begin + last) for first, last, name in spans})
 
 
 def _tensor(name: str, entry: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """One header entry, checked: the bytes between its offsets are those of its dtype and shape."""
+    if not name.isprintable():
+        raise WeightsError(f"{path} has a tensor whose name cannot be printed, {name[:80]!a}: fetch it again")
     dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     bits = DTYPE_BITS.get(dtype)
     if bits is None:
         raise WeightsError(f"{path}: tensor {name} has the unknown dtype {dtype!r}")
+    numbers = [*shape, start, end]
+    if not all(type(number) is int and 0 <= number < LARGEST_SIZE for number in numbers):
+        raise WeightsError(f"{path}: tensor {name} has sizes that no tensor has: fetch it again")
     if (end - start) * 8 != bits * math.prod(shape):
         raise WeightsError(f"{path}: tensor {name} has {end - start} bytes, which {dtype} {shape} does not take")
     return {"dtype": dtype, "shape": list(shape)}
+
+
+def _with_values(paths: Mapping[str, Path]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The headers of a model's files: file → tensor → dtype, shape, and values of d2t and t2d (`vocabulary.facts`)."""
+    read = {name: _read_tensors(path) for name, path in paths.items()}
+    maps = {
+        tensor.rpartition(".")[2]: (file, tensor)
+        for file, tensors in read.items()
+        for tensor in tensors.entries
+        if vocabulary.is_map(tensor)
+    }
+    found = {name: dict(tensors.entries) for name, tensors in read.items()}
+    raw: dict[str, bytes] = {}
+    for kind, (file, tensor) in maps.items():
+        begin, end = read[file].places[tensor]
+        if end - begin <= LARGEST_MAP:
+            with paths[file].open("rb") as stream:
+                stream.seek(begin)
+                raw[kind] = stream.read(end - begin)
+    marks = raw.get("t2d") if maps.get("t2d") and _dtype(found, maps["t2d"]) == "BOOL" else None
+    for kind, values in raw.items():
+        file, tensor = maps[kind]
+        facts = vocabulary.facts(_dtype(found, maps[kind]), values, marks if kind == "d2t" else None)
+        if facts is not None:
+            found[file][tensor] = {**found[file][tensor], "values": facts}
+    return found
+
+
+def _dtype(headers: Mapping[str, Mapping[str, Mapping[str, Any]]], place: tuple[str, str]) -> str:
+    return str(headers[place[0]][place[1]]["dtype"])
 
 
 def build_manifest(directory: Path, repository: str, revision: str | None = None) -> Manifest:
@@ -198,11 +255,14 @@ def build_manifest(directory: Path, repository: str, revision: str | None = None
     paths = list_files(directory)
     if "config.json" not in paths:
         raise WeightsError(f"{directory} has no config.json: it is not a model directory")
+    config = _read_json(paths["config.json"], LARGEST_CONFIG, str(paths["config.json"]))
+    if not isinstance(config, Mapping):
+        raise WeightsError(f"{paths['config.json']} is no JSON object: fetch it again")
     try:
-        config = json.loads(paths["config.json"].read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{paths['config.json']} is not JSON: {error}") from error
-    headers = {name: read_header(path) for name, path in paths.items() if name.endswith(".safetensors")}
+        json.dumps(config, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise WeightsError(f"{paths['config.json']} holds half a character: fetch it again") from error
+    headers = _with_values({name: path for name, path in paths.items() if name.endswith(".safetensors")})
     files = {name: FilePin(hash_file(path), path.stat().st_size) for name, path in paths.items()}
     return Manifest(
         repository=repository,
@@ -269,13 +329,23 @@ def parse_manifest(data: object, where: str) -> Manifest:
 
 def load_manifest(path: Path) -> Manifest:
     """Read and check a manifest file."""
+    return parse_manifest(_read_json(path, LARGEST_MANIFEST, f"the manifest {path}"), str(path))
+
+
+def _read_json(path: Path, largest: int, what: str) -> object:
+    """A file of at most `largest` bytes as JSON; WeightsError in one sentence otherwise."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            raw = stream.read(largest + 1)
+        if len(raw) <= largest:
+            return json.loads(raw.decode("utf-8"))
     except OSError as error:
-        raise WeightsError(f"the manifest {path} cannot be read: {error.strerror}") from error
+        raise WeightsError(f"{what} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise WeightsError(f"the manifest {path} is not JSON: {error}") from error
-    return parse_manifest(data, str(path))
+        raise WeightsError(f"{what} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise WeightsError(f"{what} is not JSON that anybody wrote: it is nested without an end") from error
+    raise WeightsError(f"{what} has more than {largest} bytes, which none of its kind has")
 
 
 def release_path(root: str, repository: str, revision: str) -> str:
@@ -560,15 +630,16 @@ def rsync_command(source: str, destination: str, connection: Mapping[str, Any]) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`pivot manifest DIR --repository NAME [--revision R] [--output FILE]`: write a manifest."""
+    """`pivot manifest DIR [--repository NAME] [--revision R] [--output FILE]`: write a manifest."""
     parser = argparse.ArgumentParser(prog="pivot manifest", description="Write the manifest of a model directory.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--repository", required=True, help="name on the hosts, e.g. owner/model")
+    parser.add_argument("--repository", help="name on the hosts (default: the directory's last two names, owner/model)")
     parser.add_argument("--revision", help="the source's own commit (default: a hash of the contents)")
     parser.add_argument("--output", type=Path, help="file to write (default: standard output)")
     parsed = parser.parse_args(arguments)
     try:
-        text = render_manifest(build_manifest(parsed.directory, parsed.repository, parsed.revision))
+        repository = parsed.repository or "/".join(parsed.directory.absolute().parts[-2:])
+        text = render_manifest(build_manifest(parsed.directory, repository, parsed.revision))
         if parsed.output is None:
             sys.stdout.write(text)
         else:

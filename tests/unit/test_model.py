@@ -331,6 +331,7 @@ def test_the_line_when_no_state_is_kept():
 def test_what_a_header_cannot_show_is_said():
     assert any("values of d2t cannot be seen" in note for note in check(pair(tensors=HEADER)).notes)
     assert not any("d2t" in note for note in check(pair()).notes)
+    assert not any("d2t" in note for note in check(lab()).notes)
 
 
 # --- right configurations have no findings
@@ -498,8 +499,10 @@ HEADER_FAULTS = [
     ("d2t", {"dtype": "I64", "shape": [32000, 1]}, [("D2T", "error")], "[32000, 1]"),
     ("t2d", {"dtype": "BOOL", "shape": [32000]}, [("T2D", "warning")], "not [163840] of vocab_size"),
     ("t2d", ..., [], ""),
+    ("t2d", {"dtype": "U8", "shape": [163840]}, [("T2D", "warning")], "t2d is U8 instead of BOOL"),
     ("lm_head.weight", ..., [("HEAD", "error")], "lm_head.weight is missing"),
     ("lm_head.weight", {"dtype": "BF16", "shape": [163840, 7168]}, [("HEAD", "error")], "not [32000, 7168]"),
+    ("lm_head.weight/dtype", "I8", [("HEAD", "error")], "lm_head.weight is I8, but the config names no"),
     ("fc.weight", ..., [("WEIGHTS", "error")], "finds no fc.weight"),
     ("fc.weight", {"dtype": "BF16", "shape": [7168, 28672]}, [("FC", "error")], "(4 x 7168)"),
     ("fc.weight", {"dtype": "BF16", "shape": [7168, 20000]}, [("FC", "error")], "no multiple of 7168"),
@@ -509,6 +512,8 @@ HEADER_FAULTS = [
     ("d2t", {"dtype": "I64", "shape": "32000"}, [("HEADER", "error")], "not dtype and shape"),
     ("d2t", {"dtype": "I64", "shape": [-1]}, [("HEADER", "error")], "not dtype and shape"),
     ("d2t", "I64", [("HEADER", "error")], "'I64'"),
+    ("d2t", {"dtype": "I" * 20, "shape": [32000]}, [("HEADER", "error")], "not dtype and shape"),
+    ("d2t", {"dtype": "I64", "shape": [1] * 9}, [("HEADER", "error")], "not dtype and shape"),
 ]
 
 
@@ -517,6 +522,53 @@ def test_a_fault_in_the_drafters_header(name, value, expected, said):
     given = pair(tensors=changed(HEADER, name, value))
     assert found(given) == expected
     assert said in text(given)
+
+
+# of a good d2t and t2d, as `pivot manifest` writes them; and what else they can be
+GOOD = {"least": 0, "most": 163839, "distinct": 32000, "ascending": True, "moved": 31990, "like_ids": False}
+VALUES = [
+    ({"most": 163840}, [("D2T", "error")], "d2t leads to the token 163840, but vocab_size is 163840"),
+    ({"least": -5}, [("D2T", "error")], "d2t leads to the token -5"),
+    (
+        {"most": 195839, "like_ids": True},
+        [("D2T", "error")],
+        "token 195839, but vocab_size is 163840; its values ascend",
+    ),
+    ({"like_ids": True}, [("D2T", "warning")], "ascend as token ids do, where differences have to stand"),
+    ({"moved": 0}, [("D2T", "error")], "d2t is all zero, so the 32000 draft tokens stand for the target's first 32000"),
+    ({"moved": 0, "marked": 31000}, [("D2T", "error")], "d2t is all zero"),
+    # t2d says the same, so these are the right tokens
+    ({"moved": 0, "marked": 32000}, [], ""),
+    ({"marked": 31000}, [("D2T", "warning")], "of 32000 tokens that d2t leads to, t2d marks 31000"),
+    ({"distinct": 31999, "ascending": False}, [("D2T", "error")], "32000 draft tokens to 31999 of the target's"),
+    ({"ascending": False}, [("D2T", "warning")], "do not ascend"),
+    ({"marked": 32000}, [], ""),
+    ({}, [], ""),
+    # several at once
+    ({"most": 200000, "moved": 0, "distinct": 5}, [("D2T", "error")] * 3, "5 of the target's"),
+    # what somebody wrote by hand shows nothing
+    ({"most": "200000"}, [], ""),
+    ({"most": 10**5000}, [], ""),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected", "said"), VALUES)
+def test_a_fault_in_the_values_of_d2t(changes, expected, said):
+    given = pair(tensors=changed(HEADER, "d2t/values", {**GOOD, **changes}))
+    assert found(given) == expected
+    assert said in text(given)
+
+
+@pytest.mark.parametrize(("marked", "expected"), [(32000, []), (31999, [("T2D", "warning")])])
+def test_t2d_marks_as_many_tokens_as_are_drafted(marked, expected):
+    assert found(pair(tensors=changed(HEADER, "t2d/values", {"marked": marked}))) == expected
+
+
+@pytest.mark.parametrize("values", [None, 7, [], {}, {"least": None}, "text"])
+def test_values_that_cannot_be_used_are_as_if_missing(values):
+    given = pair(tensors=changed(HEADER, "d2t/values", values))
+    assert found(given) == []
+    assert any("values of d2t cannot be seen" in note for note in check(given).notes)
 
 
 def renamed(header: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -97,11 +97,74 @@ def test_linked_directory_is_refused(model: Path, tmp_path: Path) -> None:
         (safetensors(TENSORS, bytes(16), cut=1), "where its header needs"),
         (safetensors({"a": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 4]}}, bytes(4)), "does not take"),
         (safetensors({"a": {"dtype": "X9", "shape": [4], "data_offsets": [0, 4]}}, bytes(4)), "unknown dtype 'X9'"),
+        (
+            safetensors({"a": {"dtype": "U8", "shape": [4], "data_offsets": [1, 5]}}, bytes(5)),
+            "begins at 1, where 0 is",
+        ),
+        (
+            safetensors({n: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} for n in "ab"}, bytes(4)),
+            "tensor b begins",
+        ),
+        (safetensors({"a": {"dtype": "U8", "shape": [-4], "data_offsets": [4, 0]}}, bytes(4)), "no tensor has"),
+        (safetensors({"a": {"dtype": "U8", "shape": [4.0], "data_offsets": [0, 4]}}, bytes(4)), "no tensor has"),
+        (safetensors({"a": {"dtype": "U8", "shape": [True], "data_offsets": [0, 1]}}, bytes(1)), "no tensor has"),
+        (safetensors({"a": {"dtype": "U8", "shape": [0, 10**400], "data_offsets": [0, 0]}}, b""), "no tensor has"),
+        (safetensors({"\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}, b""), "cannot be printed"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "unreadable safetensors header"),
     ],
 )
 def test_bad_safetensors_file(model: Path, content: bytes, message: str) -> None:
     (model / "model.safetensors").write_bytes(content)
     with pytest.raises(WeightsError, match=message):
+        weights.build_manifest(model, "lab/toy")
+
+
+def test_values_of_the_drafters_maps_are_kept(model: Path) -> None:
+    entries = {
+        "d2t": {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]},
+        "fc.weight": {"dtype": "U8", "shape": [1], "data_offsets": [24, 25]},
+    }
+    (model / "model.safetensors").write_bytes(safetensors(entries, struct.pack("<3q", 1, 1, 4) + b"x"))
+    marks = {"model.t2d": {"dtype": "BOOL", "shape": [8], "data_offsets": [0, 8]}}
+    (model / "other.safetensors").write_bytes(safetensors(marks, bytes([0, 1, 1, 0, 0, 0, 1, 1])))
+    found = weights.build_manifest(model, "lab/toy").safetensors
+    # 0 → 1, 1 → 2, 2 → 6; t2d marks 1, 2, 6, 7
+    assert found["model.safetensors"]["d2t"]["values"] == {
+        "least": 1, "most": 6, "distinct": 3, "ascending": True, "moved": 3, "like_ids": False, "marked": 3,
+    }  # fmt: skip
+    assert found["other.safetensors"]["model.t2d"]["values"] == {"marked": 4}
+    assert "values" not in found["model.safetensors"]["fc.weight"]
+
+
+def test_maps_that_are_larger_than_any_vocabulary_are_left_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = {"d2t": {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}}
+    (model / "model.safetensors").write_bytes(safetensors(entries, bytes(24)))
+    monkeypatch.setattr(weights, "LARGEST_MAP", 16)
+    assert weights.build_manifest(model, "lab/toy").safetensors["model.safetensors"]["d2t"].keys() == {"dtype", "shape"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[]", "is no JSON object"),
+        (b"[" * 100_000, "nested without an end"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "is not JSON"),
+        (b'{"a": "\\ud800"}', "holds half a character"),
+    ],
+)
+def test_bad_config(model: Path, content: bytes, message: str) -> None:
+    (model / "config.json").write_bytes(content)
+    with pytest.raises(WeightsError, match=message):
+        weights.build_manifest(model, "lab/toy")
+
+
+def test_a_config_larger_than_any(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "LARGEST_CONFIG", len(CONFIG))
+    weights.build_manifest(model, "lab/toy")
+    (model / "config.json").write_bytes(CONFIG + b" ")
+    with pytest.raises(WeightsError, match="more than 26 bytes"):
         weights.build_manifest(model, "lab/toy")
 
 
@@ -175,6 +238,18 @@ def test_command_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     complaint = capsys.readouterr().err
     assert complaint.startswith("pivot manifest: ")
     assert "Traceback" not in complaint
+
+
+def test_the_directory_names_the_repository(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "owner").mkdir()
+    model.rename(tmp_path / "owner/toy-1.0")
+    assert weights.main([str(tmp_path / "owner/toy-1.0")]) == 0
+    assert json.loads(capsys.readouterr().out)["repository"] == "owner/toy-1.0"
+    monkeypatch.chdir(tmp_path / "owner")
+    assert weights.main(["toy-1.0"]) == 0
+    assert json.loads(capsys.readouterr().out)["repository"] == "owner/toy-1.0"
 
 
 # ---- what is wanted
