@@ -177,9 +177,13 @@ def accept_length(asked: Sequence[Asked]) -> float | None:
     return sum(len(one.output_ids) for one in drafted) / verifications if verifications else None
 
 
-def per_position(asked: Sequence[Asked]) -> list[float]:
-    """Share of all verifications that accepted at least 1, 2, … drafts, empty when no histogram was reported."""
+def per_position(asked: Sequence[Asked], steps: int = 0) -> list[float]:
+    """Share of all verifications that accepted at least 1, 2, … drafts, empty when no histogram was reported.
+
+    steps: of a draft; an engine's histogram ends with the most that was accepted.
+    """
     longest = max((len(one.histogram) for one in asked), default=0)
+    longest = max(longest, steps + 1) if longest else 0
     counts = [sum(one.histogram[k] for one in asked if k < len(one.histogram)) for k in range(longest)]
     total = sum(counts)
     return [round(sum(counts[k:]) / total, 4) for k in range(1, longest)] if total else []
@@ -210,12 +214,13 @@ def as_dict(
 ) -> dict[str, Any]:
     """What was asked and answered, as it is kept beside the records."""
     length = accept_length(asked)
+    settings = dict(server_settings or {})
     return {
         "format": FORMAT,
         "max_new_tokens": max_new_tokens,
-        "server": dict(server_settings or {}),
+        "server": settings,
         "accept_length": None if length is None else round(length, 4),
-        "per_position": per_position(asked),
+        "per_position": per_position(asked, int(settings.get("speculative_num_steps") or 0)),
         "prompts": [one.as_dict() for one in asked],
     }
 

@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": ("pivot.check_command", "what preflight says about an inventory, without a play"),
     "diagnose": ("pivot.diagnosis", "what a bundle of logs means: the state, and suspects in order"),
     "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
+    "experiment": ("pivot.experiment", "the answer of playbooks/experiment.yml, or what two answers differ in"),
     "faults": ("pivot.faults", "every finding by code, as Markdown"),
     "manifest": ("pivot.weights", "what a model directory holds, to be pinned: hashes, config, tensors"),
     "whatif": ("pivot.whatif", "what a drafter would get accepted with other layers or parts, from recorded states"),

@@ -24,7 +24,6 @@ from typing import Any
 
 from pivot.findings import Finding, Severity, render
 from pivot.layers import default_layers, numbers
-from pivot.wiring import layer_name
 
 ACCURACY = 0.15
 ERRORS = 3.0
@@ -501,33 +500,31 @@ def _better(row: Row, other: Row) -> bool:
 
 def _drafter(look: _Look) -> Iterator[Finding]:
     """What of the drafter itself is wrong: what its parts prove, then what a repair of one part would gain."""
-    if look.base is None:
+    base = look.base
+    if base is None:
         return
-    proofs = list(_proofs(look, little(look)))
-    yield from proofs
-    repaired = [row for row in look.rows if row.is_repair or _reordered(row, look.base)]
-    better = sorted(
-        (row for row in repaired if _better(row, look.base)), key=lambda row: row.figures.length, reverse=True
+    poor = little(look)
+    proofs = list(_proofs(look, poor))
+    repaired = [row for row in look.rows if row.is_repair or _reordered(row, base)]
+    better = sorted((row for row in repaired if _better(row, base)), key=lambda row: -row.figures.length)
+    if not better:
+        yield from proofs
+        if poor and not proofs:
+            yield _stranger(look)
+        return
+    best = better[0]
+    code, what, fix = _repair(best, look)
+    gain = (
+        f"{best.figures.length:.2f} is predicted with {best.name}, {base.figures.length:.2f} with the drafter as it is"
     )
-    proven = {finding.code for finding in proofs}
-    if better:
-        best = better[0]
-        code, what, fix = _repair(best, look)
-        if code not in proven:
-            message = (
-                f"{what}: {best.figures.length:.2f} is predicted with {best.name}, {look.base.figures.length:.2f} "
-                f"with the drafter as it is (both on {layer_list(best.layers)})"
-            )
-            others = [f"{row.name} {row.figures.length:.2f}" for row in better[1:4]]
-            message += f"; less with {', '.join(others)}" if others else ""
-            yield look.finding(code, Severity.ERROR, message, fix)
-    elif little(look) and not proofs:
-        yield _stranger(look)
-
-
-def layer_list(layers: Sequence[int]) -> str:
-    """``the inputs of layers 3, 5, 7``, and the embedding as what it is."""
-    return layer_name(layers[0]) if len(layers) == 1 else f"the inputs of layers {numbers(layers)}"
+    proven = next((finding for finding in proofs if finding.code == code), None)
+    if proven is not None:
+        yield dataclasses.replace(proven, message=f"{proven.message}; {gain}")
+    yield from (finding for finding in proofs if finding is not proven)
+    if proven is None:
+        others = [f"{row.name} {row.figures.length:.2f}" for row in better[1:4]]
+        less = f"; less with {', '.join(others)}" if others else ""
+        yield look.finding(code, Severity.ERROR, f"{what}: {gain}{less}", fix)
 
 
 def little(look: _Look) -> bool:

@@ -110,6 +110,7 @@ def test_the_accept_length_is_of_all_verifications_and_positions_from_all_histog
     asked = [one("a", 2.0, (7,) * 4, (1, 0, 1)), one("b", 1.0, (7,) * 2, (1, 1, 0))]
     assert ask.accept_length(asked) == 6 / 4
     assert ask.per_position(asked) == [0.5, 0.25]  # 2 of 4 accepted one or more, 1 of 4 two
+    assert ask.per_position([one("c", 1.0, histogram=(3,))], 3) == [0.0, 0.0, 0.0]  # the engine ends it early
 
 
 def record(*lengths, outputs=(7, 8)):

@@ -283,6 +283,16 @@ def test_what_only_looks_wrong_in_a_part(parts):
     assert codes(judge(GOOD, parts=parts)) == []
 
 
+def test_a_proof_says_what_its_repair_would_gain():
+    parts = {"d2t": {"present": True, "zero": True, "rows": 512, "vocabulary": 1024, "agrees_with_t2d": False}}
+    judgement = judge(POOR, repaired("d2t from t2d", {"d2t": "t2d"}), served=1.4, parts=parts)
+    assert codes(judgement) == ["WHATIF-D2T"]
+    assert judgement.findings[0].message == (
+        "d2t is all zero, so that only the first 512 tokens can be drafted; 2.90 is predicted with d2t from t2d, "
+        "1.40 with the drafter as it is"
+    )
+
+
 def test_a_drafter_that_nothing_helps_is_a_stranger():
     control = candidate("states of other positions", RIGHT, 1.1, {"shuffle": True})
     parts = {"head": {"cosine": 0.1}, "embedding": {"distance": 1.3}}
