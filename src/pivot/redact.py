@@ -8,6 +8,7 @@ spelling they take on in practice, and whatever stands where secrets stand (``ap
 from __future__ import annotations
 
 import base64
+import collections
 import functools
 import json
 import re
@@ -16,6 +17,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MASK = "<redacted>"
+PROMPT = "<text of a request left out>"
 MIN_KNOWN = 3  # a shorter value says nothing, and masking it would blacken every text
 STANDS_ALONE = 8  # known values below this length are masked only where they are a word of their own
 LONG_LINE = 4096  # from here on a writer may have cut the line (journald: 48 KiB), inside a secret too
@@ -74,11 +76,9 @@ _PAIR = re.compile(
     """,
     re.VERBOSE,
 )
-# one of these stands in every name that says secret
-_CORES = (
-    *("key", "secret", "passw", "passphrase", "credential", "token", "authorization", "cookie"),
-    *("_pass", "_pwd", "_auth", "_dsn", "_ticket"),
-)
+# one of these stands in every name that says secret; "token" is looked for apart, because logs count tokens of text
+_CORES = ("key", "secret", "pass", "credential", "auth", "cookie", "pwd", "dsn", "ticket")
+_BEHIND_TOKEN = frozenset("/)s")  # token/s, (token), tokens: no name that says secret goes on so
 # secrets that show by their own shape, each with the texts of which one has to be there before the pattern is tried
 _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (
@@ -95,16 +95,18 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ),
     (("AKIA", "ASIA"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), "{}"),
     (("eyJ",), re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"), "{}"),
-    (("PVEAPIToken=",), re.compile(r"(?<=PVEAPIToken=)[^\s\"'\\<]+"), "{}"),
-    (("PVEAuthCookie=",), re.compile(r"(?<=PVEAuthCookie=)[^\s\"'\\;<]+"), "{}"),
-    (("PVE:",), re.compile(r"\bPVE:[^\s:\"']+@\w+:[0-9A-F]{8}::[A-Za-z0-9+/=]+"), "{}"),
+    (("PVE",), re.compile(r"(?<=PVEAPIToken=)[^\s\"'\\<]+"), "{}"),
+    (("PVE",), re.compile(r"(?<=PVEAuthCookie=)[^\s\"'\\;<]+"), "{}"),
+    (("PVE",), re.compile(r"\bPVE:[^\s:\"']+@\w+:[0-9A-F]{8}::[A-Za-z0-9+/=]+"), "{}"),
     (("earer ", "EARER "), re.compile(r"(?i)(?<=\bbearer )(?![\"'<])[^\s\"'\\,]{6,}"), "{}"),
     (("asic ", "ASIC "), re.compile(r"(?i)(?<=\bbasic )[A-Za-z0-9+/]{8,}={0,2}"), "{}"),
-    (("://",), re.compile(r"(?<=://)([^\s/:@\"'<>]*:)[^\s/@\"'<>]+(?=@)"), r"\g<1>{}"),
+    (("://",), re.compile(r"(://[^\s/:@\"'<>]*:)[^\s/@\"'<>]+(?=@)"), r"\g<1>{}"),
 )
 _KEPT = re.compile(r"(?:None|null|none|True|False|true|false|~)?(?=[\s,;)}\]\"']|\Z)")
 _BLOCK_SCALAR = re.compile(r"[|>][+-]?\d?[+-]?[ \t]*\n(?P<body>(?:[ \t]+\S[^\n]*(?:\n|\Z))+)")
 _NUMBER = re.compile(r"-?[\d.,]+(?:e-?\d+)?(?=[\s,;)}\]\"'/%]|\Z)")
+# how SGLang logs requests and answers (--log-requests)
+_REQUEST = re.compile(r"(\b(?:Receive|Finish): obj=\w*)(?!\w|<text)[^\n]*")
 _LOG_PREFIX = re.compile(r"\S+ \S+ \S+\[\d+\]: ")
 
 
@@ -167,11 +169,16 @@ def spellings(secret: str) -> list[str]:
 
 
 class Redactor:
-    """Masks secrets in text; `masked` counts what was masked so far."""
+    """Masks secrets in text; `masked` counts what was masked so far, `report` says of which names or kinds."""
 
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """secrets: values known to be secret; the empty ones and those too short to mean anything are left out."""
+    def __init__(self, secrets: Iterable[str] = (), *, prompts: bool = True) -> None:
+        """secrets: values known to be secret; the empty ones and those too short to mean anything are left out.
+
+        prompts: whether texts of requests may stay.
+        """
         self.masked = 0
+        self.report: collections.Counter[str] = collections.Counter()
+        self._prompts = prompts
         self._long: list[str] = []
         self._short: list[re.Pattern[str]] = []
         self._known: set[str] = set()
@@ -195,21 +202,23 @@ class Redactor:
         """
         for form in self._long:
             if form in text:
-                self.masked += text.count(form)
+                self._count(text.count(form), "known value")
                 text = text.replace(form, MASK)
         for pattern in self._short:
-            text = self._sub(pattern, MASK, text)
+            text = self._sub(pattern, MASK, text, "known value")
         text = self._broken_lines(text)
         text = self._pairs(text)
+        if not self._prompts and ": obj=" in text:
+            text = self._sub(_REQUEST, f"\\g<1>{PROMPT}", text, "text of a request")
         for hints, pattern, replacement in _SHAPES:
             if any(hint in text for hint in hints):
-                text = self._sub(pattern, replacement.format(MASK), text)
+                text = self._sub(pattern, replacement.format(MASK), text, f"looks like {hints[0].strip()}…")
         if cut_start:
-            text = self._sub(re.compile(r"\A[^\s\"'<>]+"), MASK, text)
+            text = self._sub(re.compile(r"\A[^\s\"'<>]+"), MASK, text, "cut word")
         if cut_end:
             # searched backwards: a pattern would try every position of a long word
             last = max(text.rfind(border) for border in " \t\n\r\"'<>=:") + 1
-            self.masked += last < len(text)
+            self._count(last < len(text), "cut word")
             text = text[:last] + MASK if last < len(text) else text
         return text
 
@@ -219,7 +228,7 @@ class Redactor:
         for name, value in environment.items():
             kind = secret_name(name)
             if value and kind and not (kind == "token" and _NUMBER.fullmatch(value)):
-                self.masked += value != MASK
+                self._count(value != MASK, name)
                 result[name] = MASK
             else:
                 result[name] = self.text(value)
@@ -233,19 +242,26 @@ class Redactor:
             asked = before.startswith("-") and "=" not in before and secret_name(before.lstrip("-"))
             name, equals, _ = argument.partition("=")
             if asked and not argument.startswith("--"):
-                self.masked += 1
+                self._count(1, before.lstrip("-"))
                 result.append(MASK)
             elif name.startswith("-") and equals and secret_name(name.lstrip("-")):
-                self.masked += 1
+                self._count(1, name.lstrip("-"))
                 result.append(f"{name}={MASK}")
             else:
                 result.append(self.text(argument))
         return result
 
-    def _sub(self, pattern: re.Pattern[str], replacement: str, text: str) -> str:
+    def _count(self, count: int, what: str) -> None:
+        """Put down what was masked; the names of secrets are kept short, and few."""
+        if count:
+            self.masked += count
+            name = what[:40]
+            self.report[name if name in self.report or len(self.report) < 100 else "others"] += count
+
+    def _sub(self, pattern: re.Pattern[str], replacement: str, text: str, what: str) -> str:
         changed, count = pattern.subn(replacement, text)
         if changed != text:
-            self.masked += count
+            self._count(count, what)
         return changed
 
     def _broken_lines(self, text: str) -> str:
@@ -264,7 +280,7 @@ class Redactor:
                     lines[number] = lines[number][:-taken] + MASK
                     after = lines[number + 1]
                     lines[number + 1] = after[:start] + MASK + after[start + len(form) - taken :]
-                    self.masked += 1
+                    self._count(1, "known value")
                     break
         return "\n".join(lines)
 
@@ -272,15 +288,19 @@ class Redactor:
         """Mask the values of names that say secret, in the notation they stand in."""
         pieces: list[str] = []
         done = 0
-        for begin, end in secret_spans(text):
+        for begin, end, name in _named_spans(text):
             pieces += [text[done:begin], MASK]
-            self.masked += text[begin:end] != MASK
+            self._count(text[begin:end] != MASK, name)
             done = end
         return "".join([*pieces, text[done:]]) if pieces else text
 
 
 def secret_spans(text: str) -> Iterator[tuple[int, int]]:
     """Where the values of names that say secret begin and end, in order."""
+    return ((begin, end) for begin, end, _ in _named_spans(text))
+
+
+def _named_spans(text: str) -> Iterator[tuple[int, int, str]]:
     done = 0
     for hit in _core_positions(text):
         start = _name_start(text, hit)
@@ -293,7 +313,7 @@ def secret_spans(text: str) -> Iterator[tuple[int, int]]:
             continue
         begin, end = value_span(text, match, kind)
         if end > begin:
-            yield begin, end
+            yield begin, end, match.group("name")
             done = end
 
 
@@ -324,7 +344,23 @@ def _core_positions(text: str) -> list[int]:
         while position >= 0:
             hits.add(position)
             position = lowered.find(core, position + len(core))
+    position = lowered.find("token")
+    while position >= 0:
+        if not _counts_text(text, position):
+            hits.add(position)
+        position = lowered.find("token", position + 5)
     return sorted(hits)
+
+
+def _counts_text(text: str, position: int) -> bool:
+    """Whether "token" there is one of the words that serving logs are full of: ``#new-token: 8``, ``token usage``."""
+    behind = text[position + 5 : position + 7]
+    if behind[:1] in _BEHIND_TOKEN:
+        return not (behind[1:] == "_" or behind[1:] == "-")
+    if text[position - 1 : position] == " ":
+        return behind[:1] == " " and behind[1:].isalpha()
+    hash_sign = text.rfind("#", max(0, position - 16), position)
+    return hash_sign >= 0 and f"x{text[hash_sign + 1 : position]}".replace("-", "").isalnum()
 
 
 def _name_start(text: str, position: int) -> int:

@@ -177,3 +177,46 @@ def test_values_of_a_configuration_become_known() -> None:
 )
 def test_names(name: str, kind: str) -> None:
     assert secret_name(name) == kind
+
+
+def test_the_report_names_what_was_masked_and_never_a_value() -> None:
+    redactor = Redactor([KEY])
+    redactor.text(f"api_key='abcdefgh' {KEY} hf_EXAMPLEEXAMPLEEXAMPLE HF_TOKEN=abc")
+    redactor.environment({"DB_PASSWORD": "x"})
+    redactor.arguments(["--admin-api-key", "abc"])
+    assert redactor.report == {
+        "known value": 1,
+        "api_key": 1,
+        "looks like hf_…": 1,
+        "HF_TOKEN": 1,
+        "DB_PASSWORD": 1,
+        "admin-api-key": 1,
+    }
+    assert sum(redactor.report.values()) == redactor.masked
+
+
+def test_texts_of_requests_stay_only_when_asked_for() -> None:
+    line = "[2026-11-29 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='my private story')\nnext\n"
+    assert Redactor().text(line) == line
+    masked = Redactor(prompts=False).text(line)
+    assert masked == "[2026-11-29 10:00:00] Receive: obj=GenerateReqInput<text of a request left out>\nnext\n"
+    assert Redactor(prompts=False).text(masked) == masked
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Decode batch, #running-req: 1, #token: 812, token usage: 0.10, gen throughput (token/s): 3.1",
+        "Prefill batch, #new-seq: 1, #new-token: 6, #cached-token: 0, #pending-token: 0, tokens_per_s: 4",
+    ],
+)
+def test_tokens_of_text_cost_no_time(line: str) -> None:
+    assert Redactor().text(line) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["hf-token: abc", "a token : abc", "token=abc", "--token abc", "the_token: abc", "x#y token=abc", '"token": "abc"'],
+)
+def test_tokens_of_trust_are_still_found(line: str) -> None:
+    assert "abc" not in Redactor().text(line)
