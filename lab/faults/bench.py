@@ -22,7 +22,8 @@ from typing import Any
 
 import yaml
 
-from pivot import wiring
+from pivot import ask, experiment, wiring
+from pivot.findings import errors
 from pivot.wiring_findings import codes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,17 @@ ROWS = ROOT / "lab/faults/rows.yml"
 CONTRACT = (3, 5, 7)
 CLASSES = ("none", "look-alike", "config", "weights", "flags", "engine")
 SENT = ("lab/models", "lab/faults", "probe", "roles/debug_probes/files")
+EVALUATOR = "roles/debug_probes/files/whatif.py"
+# how far the what-if may lie from what is served
+ACCURACY = 0.15
 KEPT_THERE = ("*.safetensors", "plugins", "__pycache__")
+
+
+# predicted: accept length of the layers that reach fc; meant: of those of the contract
+COLUMNS = "{:<10} {:<44} {:>6} {:<15} {:>9} {:>5}  {:<10} {:<12} {:<27} {}"
+HEADER = COLUMNS.format(
+    "class", "what is changed", "served", "by position", "predicted", "meant", "wiring", "layers", "first suspect", ""
+).rstrip()
 
 
 class BenchError(Exception):
@@ -47,9 +58,19 @@ class Local:
     python: str
     scratch: Path
 
-    def serve(self, number: int, row: Mapping[str, Any], prompts: int) -> Path:
+    def at(self, row: Mapping[str, Any]) -> str:
+        """Where the row's files lie on the engine's machine."""
+        return str(self.scratch / slug(row))
+
+    def evaluate(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The what-if's answer."""
+        answer: dict[str, Any] = json.loads(_run([self.python, "-I", str(ROOT / EVALUATOR), json.dumps(question)]))
+        return answer
+
+    def serve(self, row: Mapping[str, Any], prompts: int) -> Path:
         """Serve one row; the directory with what came of it, on this machine."""
-        out = self.scratch / f"row-{number:02d}"
+        out = self.scratch / slug(row)
+        shutil.rmtree(out, ignore_errors=True)
         script = ROOT / "lab/faults/serve_row.py"
         _run([self.python, str(script), "--out", str(out), "--row", json.dumps(row), "--prompts", str(prompts)])
         return out
@@ -96,13 +117,23 @@ class Container:
     def _rsync(self) -> list[str]:
         return ["rsync", "--recursive", "--exclude", "__pycache__", "--rsh", shlex.join(self._ssh)]
 
-    def serve(self, number: int, row: Mapping[str, Any], prompts: int) -> Path:
+    def at(self, row: Mapping[str, Any]) -> str:
+        """Where the row's files lie on the engine's machine."""
+        return f"{self.there}/{slug(row)}"
+
+    def evaluate(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The what-if's answer."""
+        line = [self.python, "-I", f"{self.there}/{EVALUATOR}", json.dumps(question)]
+        answer: dict[str, Any] = json.loads(_run([*self._ssh, f"root@{self.address}", shlex.join(line)]))
+        return answer
+
+    def serve(self, row: Mapping[str, Any], prompts: int) -> Path:
         """Serve one row there, and bring here what the analysis reads."""
-        out = f"{self.there}/row-{number:02d}"
+        out = self.at(row)
         script = f"{self.there}/lab/faults/serve_row.py"
         line = [self.python, script, "--out", out, "--row", json.dumps(row), "--prompts", str(prompts)]
         _run([*self._ssh, f"root@{self.address}", shlex.join(line)])
-        here = self.scratch / f"row-{number:02d}"
+        here = self.scratch / slug(row)
         left = [option for name in KEPT_THERE for option in ("--exclude", name)]
         _run([*self._rsync, *left, f"root@{self.address}:{out}/", f"{here}/"])
         return here
@@ -128,9 +159,10 @@ class Result:
     """What came of a row. wrong: what is not as expected, in words; empty when all is."""
 
     row: Mapping[str, Any]
-    answer: wiring.Wiring | None
-    outcome: Mapping[str, Any]
-    wrong: tuple[str, ...]
+    answer: wiring.Wiring | None = None
+    diagnosis: experiment.Diagnosis | None = None
+    served: wiring.Acceptance = dataclasses.field(default_factory=wiring.Acceptance)
+    wrong: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -138,11 +170,16 @@ class Result:
         return "stopped" if self.answer is None else self.answer.verdict
 
     @property
-    def served(self) -> str:
-        """Accept length and acceptance by position, of what the server itself reported."""
-        seen = reported(self.outcome)
-        shares = " ".join(f"{share:.2f}"[1:] if share < 1 else "1.0" for share in seen.per_position)
-        return f"{seen.length:.3f}  {shares}" if seen.length else "-"
+    def predicted(self) -> float | None:
+        """The accept length that the what-if predicts for the layers that reach fc, or should reach it."""
+        judged = self.diagnosis.judgement if self.diagnosis else None
+        return judged.reference.figures.length if judged and judged.reference else None
+
+    @property
+    def intended(self) -> float | None:
+        """The accept length that the what-if predicts for the layers of the contract."""
+        judged = self.diagnosis.judgement if self.diagnosis else None
+        return judged.base.figures.length if judged and judged.base else None
 
 
 def reported(outcome: Mapping[str, Any]) -> wiring.Acceptance:
@@ -155,40 +192,94 @@ def reported(outcome: Mapping[str, Any]) -> wiring.Acceptance:
     return wiring.Acceptance(tuple(histogram))
 
 
-def analyse(directory: Path, row: Mapping[str, Any]) -> tuple[wiring.Wiring, Mapping[str, Any]]:
-    """The wiring of what was served, and the outcome it is from."""
-    outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
-    recordings = wiring.read(directory / "records")
-    config = json.loads((directory / "drafter/config.json").read_text(encoding="utf-8"))
-    meta = {f"pivot-prompt-{prompt['id']}": prompt["meta"] for prompt in outcome["prompts"]}
-    asked = wiring.asked_layers(recordings, config)
-    return wiring.analyse(recordings, row.get("contract", CONTRACT), asked, meta), outcome
+def asked(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked and answered, as `pivot.ask` keeps it."""
+    prompts = [
+        ask.Asked(
+            id=prompt["id"],
+            prompt_ids=tuple(prompt["prompt_ids"]),
+            output_ids=tuple(prompt["output_ids"]),
+            text="",
+            seconds=0.0,
+            accept_length=prompt["meta"].get("spec_accept_length"),
+            verifications=prompt["meta"].get("spec_verify_ct"),
+            histogram=tuple(prompt["meta"].get("spec_correct_drafts_histogram", ())),
+            replayed=True,
+        )
+        for prompt in outcome["prompts"]
+    ]
+    return ask.as_dict(prompts, outcome["new_tokens"], outcome["server"])
 
 
-def judge(directory: Path, row: Mapping[str, Any]) -> Result:
-    """A served row against what is expected of it."""
+def judge(directory: Path, row: Mapping[str, Any], place: Local | Container | None) -> Result:
+    """A served row against what is expected of it. place: None where the evaluation of an earlier run is taken."""
     expected = row["expect"]
-    outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
+    outcome = _json(directory / "outcome.json")
     if not outcome["started"]:
         text = (directory / "server.log").read_text(encoding="utf-8", errors="replace")
         wrong = [] if expected["wiring"] == "stopped" else [f"the server did not start: {outcome['error'][:200]}"]
         if not wrong and expected["says"] not in text:
             wrong = [f"its log does not say {expected['says']!r}"]
-        return Result(row, None, outcome, tuple(wrong))
-    answer, outcome = analyse(directory, row)
-    return Result(row, answer, outcome, tuple(differences(answer, expected)))
+        return Result(row, wrong=tuple(wrong))
+    about = experiment.Experiment(
+        subject=row["name"],
+        records=directory / "records",
+        asked=asked(outcome),
+        contract=row.get("contract", CONTRACT),
+        config=_json(directory / "drafter/config.json"),
+        environment=row.get("environment", {}),
+    )
+    kept = directory / "evaluation.json"
+    if place is not None:
+        there = place.at(row)
+        question = experiment.question(
+            about, tensors=[f"{there}/records"], drafter=f"{there}/drafter", target=f"{there}/target"
+        )
+        if question is not None:
+            kept.write_text(json.dumps(place.evaluate(question)), encoding="utf-8")
+    about = dataclasses.replace(about, evaluation=_json(kept) if kept.exists() else None)
+    recordings = wiring.read(about.records)
+    meta = {f"pivot-prompt-{prompt['id']}": prompt["meta"] for prompt in outcome["prompts"]}
+    answer = wiring.analyse(recordings, about.contract, wiring.asked_layers(recordings, about.config), meta)
+    result = Result(row, answer, experiment.answer(about), reported(outcome))
+    return dataclasses.replace(result, wrong=tuple(differences(result, answer)))
 
 
-def differences(answer: wiring.Wiring, expected: Mapping[str, Any]) -> Iterator[str]:
+def _json(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def differences(result: Result, answer: wiring.Wiring) -> Iterator[str]:
     """What the analysis says otherwise than the table."""
+    expected = result.row["expect"]
     seen = [piece.layer if piece.layer is not None else _odd(piece) for piece in answer.slices]
+    diagnosis = result.diagnosis
+    first = next(iter(errors(diagnosis.findings)), None) if diagnosis else None
     for name, is_, should in (
         ("wiring", answer.verdict, expected["wiring"]),
         ("slices", seen, expected.get("slices")),
         ("findings", codes(answer.findings), expected.get("findings")),
+        ("suspect", diagnosis.suspect if diagnosis else None, expected.get("suspect")),
+        ("first finding", first.code if first else None, expected.get("first")),
     ):
         if should is not None and is_ != should:
             yield f"{name}: {is_}, expected {should}"
+    yield from _predictions(result)
+
+
+def _predictions(result: Result) -> Iterator[str]:
+    """Whether the what-if predicts what is served, or more than that, as the row's class (or the row) has it."""
+    served, predicted, intended = result.served.length, result.predicted, result.intended
+    kind = result.row["expect"].get("predicted", "less" if result.row["class"] in ("flags", "engine") else "served")
+    if kind is None:
+        return
+    if served is None or predicted is None or intended is None:
+        yield "what-if: nothing was served or predicted"
+    elif kind == "served" and abs(predicted - served) > ACCURACY:
+        yield f"what-if: {predicted:.2f} is predicted, served is {served:.2f}"
+    elif kind == "less" and intended - served <= ACCURACY:
+        yield f"what-if: served is not below the {intended:.2f} predicted for the contract"
 
 
 def _odd(piece: wiring.Slice) -> list[object]:
@@ -214,12 +305,31 @@ def rows(arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
     ]
 
 
+def slug(row: Mapping[str, Any]) -> str:
+    """A row's name as that of a directory."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in row["name"]).split())
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def line(result: Result) -> str:
     """One row of the printed table, and under it what is wrong."""
-    row = result.row
-    state = "WRONG" if result.wrong else "right"
-    layers = "" if result.answer is None else str([piece.source for piece in result.answer.slices])
-    text = f"{row['class']:<10} {row['name']:<40} {result.served:<24} {result.verdict:<10} {layers:<12} {state}"
+    row, diagnosis = result.row, result.diagnosis
+    first = next(iter(errors(diagnosis.findings)), None) if diagnosis else None
+    text = COLUMNS.format(
+        row["class"],
+        row["name"],
+        _number(result.served.length),
+        " ".join(f"{share:.2f}" for share in result.served.per_position),
+        _number(result.predicted),
+        _number(result.intended),
+        result.verdict,
+        str([piece.source for piece in result.answer.slices]) if result.answer else "",
+        f"{diagnosis.suspect} {first.code if first else ''}" if diagnosis else "",
+        "WRONG" if result.wrong else "right",
+    )
     return "\n".join([text, *(f"           {item}" for item in result.wrong)])
 
 
@@ -229,11 +339,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--python", help="interpreter of an engine on this machine, instead of the lab's container")
     parser.add_argument("--class", dest="kind", action="append", choices=CLASSES)
     parser.add_argument("--row", action="append", help="only this row")
-    parser.add_argument("--prompts", type=int, default=6, help="prompts a row, 6 when not given")
+    parser.add_argument("--prompts", type=int, default=10, help="prompts a row, 10 when not given")
     parser.add_argument("--keep", type=Path, help="keep what the rows left in this directory")
+    parser.add_argument("--again", action="store_true", help="serve nothing: judge what --keep has, once more")
     arguments = parser.parse_args()
     if arguments.python and shutil.which(arguments.python) is None:
         parser.error(f"--python: {arguments.python} is not an executable file; give the engine's interpreter")
+    if arguments.again and (arguments.python or not arguments.keep):
+        parser.error("--again: give --keep and the directory of an earlier run, and no --python")
     if arguments.prompts < 1:
         parser.error("--prompts: give a number of at least 1")
     return arguments
@@ -242,12 +355,16 @@ def parse() -> argparse.Namespace:
 def bench(arguments: argparse.Namespace, scratch: Path) -> int:
     """Serve the rows one after another and print the table; how many of them are wrong."""
     chosen = rows(arguments)
-    place = Local(arguments.python, scratch) if arguments.python else Container.from_lab(scratch)
+    place: Local | Container | None = None
+    if arguments.python:
+        place = Local(arguments.python, scratch)
+    elif not arguments.again:
+        place = Container.from_lab(scratch)
     wrong = 0
-    print(f"{'class':<10} {'wiring':<40} {'accept length, by position':<24} {'verdict':<10} {'layers':<12}", flush=True)
+    print(HEADER, flush=True)
     try:
-        for number, row in enumerate(chosen):
-            result = judge(place.serve(number, row, arguments.prompts), row)
+        for row in chosen:
+            result = judge(place.serve(row, arguments.prompts) if place else scratch / slug(row), row, place)
             wrong += bool(result.wrong)
             print(line(result), flush=True)
     finally:

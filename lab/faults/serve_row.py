@@ -90,12 +90,21 @@ def run(out: Path, row: Mapping[str, Any], arguments: argparse.Namespace) -> dic
     port = serve.free_port()
     line = [*serve.command(sys.executable, target, drafter, port), *row.get("flags", [])]
     log = out / "server.log"
-    outcome: dict[str, Any] = {"row": row["name"], "command": line, "started": False, "prompts": []}
+    outcome: dict[str, Any] = {
+        "row": row["name"],
+        "new_tokens": arguments.new_tokens,
+        "command": line,
+        "started": False,
+        "prompts": [],
+    }
     began = time.monotonic()
     try:
         variables = environment(out, row, arguments.probe.resolve(), arguments.rows)
         with serve.serving(line, log, variables) as seconds:
             outcome |= {"started": True, "start_seconds": round(seconds, 1)}
+            outcome["server"] = {
+                name: value for name, value in serve.server_info(port).items() if name.startswith("speculative_")
+            }
             outcome["prompts"] = ask(port, target, arguments.prompts, arguments.new_tokens)
             time.sleep(1)  # the probe's writer is off the critical path
     except serve.ServeError as error:
@@ -113,9 +122,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a directory that does not exist yet")
     parser.add_argument("--row", type=json.loads, required=True)
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=64, help="rows that the probe records of each forward")
+    parser.add_argument("--rows", type=int, default=4, help="rows recorded of a forward: a verification's")
     parser.add_argument("--probe", type=Path, default=PROBE)
     arguments = parser.parse_args()
     serve.end_on_terminate()

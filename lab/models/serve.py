@@ -191,6 +191,16 @@ def generate(port: int, prompt: str | Sequence[int], new_tokens: int, **fields: 
     return answer
 
 
+def server_info(port: int) -> dict[str, Any]:
+    """What the server says about its settings."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/server_info", timeout=60) as reply:
+            answer: dict[str, Any] = json.load(reply)
+    except urllib.error.URLError as error:
+        raise ServeError(f"the settings of the server on port {port} cannot be read: {error}") from error
+    return answer
+
+
 @dataclass
 class Bench:
     """Where the engine and the models are; `scratch` receives drafter views, `logs` the servers' logs."""

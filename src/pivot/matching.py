@@ -256,7 +256,7 @@ def _scaled(rows: Rows, states: Mapping[int, Rows], dtype: str) -> Match | None:
     if not fits or fits[0][0] > tolerance or (len(fits) > 1 and fits[1][0] < CLEARLY * fits[0][0]):
         return None
     _distance, layer, factor = fits[0]
-    return Match(SCALE, layer, f"{factor:.3g}") if abs(factor - 1) > tolerance else None
+    return Match(SCALE, layer, f"{factor:.4g}") if abs(factor - 1) > tolerance else None
 
 
 def _rounded(rows: Rows, states: Mapping[int, Rows]) -> Match | None:
