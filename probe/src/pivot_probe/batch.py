@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,25 +13,23 @@ OWN = "pivot-"
 REPLAY = "pivot-replay-"
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """requests: ids in the order of their rows, None where the engine has none; lengths: rows of each, None where
-    they cannot be told; positions and tokens: of the first rows; tokens only where `own`."""
+class Rows(NamedTuple):
+    """requests: ids in the order of their rows, None where the engine has none; positions: of the first rows."""
 
-    mode: str
     requests: list[str] | None
-    lengths: list[int] | None
     positions: Sent | None
-    tokens: Sent | None
-
-    @property
-    def own(self) -> bool:
-        """Whether every request is one of Pivot's."""
-        return own(self.requests)
 
     def fields(self) -> dict[str, Any]:
-        """Requests and positions as records hold them; waits, so only the writer calls it."""
+        """Both as records hold them; waits, so only the writer calls it."""
         return {"requests": self.requests, "positions": numbers(self.positions)}
+
+
+NOBODY = Rows(None, None)
+
+
+def rows_of(forward_batch: Any, count: int) -> Rows:
+    """What a ForwardBatch says of its rows now; the engine goes on to change it. count: how many are recorded."""
+    return Rows(named(getattr(forward_batch, "rids", None)), first(forward_batch.positions, count))
 
 
 def own(requests: list[str] | None, prefix: str = OWN) -> bool:
@@ -40,27 +37,14 @@ def own(requests: list[str] | None, prefix: str = OWN) -> bool:
     return bool(requests) and all(name.startswith(prefix) for name in requests or ())
 
 
-def seen(forward_batch: Any, rows: int) -> Batch:
-    """What a ForwardBatch says of itself now; the engine goes on to change it. rows: how many are recorded."""
-    requests = named(getattr(forward_batch, "rids", None))
-    tokens = forward_batch.input_ids if own(requests) else None
-    return Batch(
-        mode=forward_batch.forward_mode.name,
-        requests=requests,
-        lengths=_lengths(forward_batch, requests),
-        positions=first(forward_batch.positions, rows),
-        tokens=first(tokens, rows),
-    )
-
-
 def named(requests: Any) -> list[str] | None:
     """Requests' ids as text."""
     return None if requests is None else [str(name) for name in requests]
 
 
-def first(values: torch.Tensor | None, rows: int) -> Sent | None:
+def first(values: torch.Tensor | None, count: int) -> Sent | None:
     """The first of some numbers, on their way to the host: a copy, since engines count on in place."""
-    return None if values is None else Sent(values.detach()[:rows].clone())
+    return None if values is None else Sent(values[:count].clone())
 
 
 def numbers(values: Sent | None) -> list[int] | None:
@@ -68,8 +52,8 @@ def numbers(values: Sent | None) -> list[int] | None:
     return None if values is None else [int(value) for value in values.arrived().flatten().tolist()]
 
 
-def _lengths(forward_batch: Any, requests: list[str] | None) -> list[int] | None:
-    """Rows of each request: what the batch says of a prefill, else equal shares."""
+def lengths_of(forward_batch: Any, requests: list[str] | None) -> list[int] | None:
+    """Rows of each request: what the batch says of a prefill, else equal shares; None where they cannot be told."""
     tokens = forward_batch.input_ids
     if not requests or tokens is None:
         return None

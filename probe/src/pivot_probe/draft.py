@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from pivot_probe import batch
-from pivot_probe.device import capturing, rank
+from pivot_probe.device import capturing
 from pivot_probe.guard import guarded
 from pivot_probe.prints import Prints, Sent
 from pivot_probe.record import Recorder
-from pivot_probe.states import Described, dtype_name, first_rows, slices
+from pivot_probe.states import Described, dtype_name, first_rows
 from pivot_probe.target import TargetWatch
 
 
@@ -32,7 +32,7 @@ class DraftWatch:
         self.recorder = recorder
         self._target = target
         self._rows = recorder.settings.rows
-        self._about: batch.Batch | None = None  # of the drafter's forward that runs now
+        self._about = batch.NOBODY  # of the drafter's forward that runs now
         self._received: torch.Tensor | None = None
         self._round: list[Step] = []
 
@@ -48,15 +48,15 @@ class DraftWatch:
     @guarded
     def before_runner_forward(self, runner: Any, forward_batch: Any, *_args: Any, **_kwargs: Any) -> None:
         """Note what the drafter is about to consume; the target's own runner is not of interest here."""
-        self._about = self._received = None
+        self._about, self._received = batch.NOBODY, None
         if not runner.is_draft_worker or capturing():
             return
         hidden = getattr(forward_batch.spec_info, "hidden_states", None)
         if hidden is None or not hidden.shape[0]:
             return
-        about = self._about = batch.seen(forward_batch, self._rows)
+        about = self._about = batch.rows_of(forward_batch, self._rows)
         if forward_batch.forward_mode.is_decode():
-            tokens = Sent(forward_batch.input_ids.detach().clone()) if about.own else None
+            tokens = Sent(forward_batch.input_ids.clone()) if batch.own(about.requests) else None
             self._round.append(Step(hidden.shape[0], first_rows(hidden, self._rows), about.positions, tokens))
             return
         self._round.clear()
@@ -70,27 +70,28 @@ class DraftWatch:
         if capturing():
             return
         given = output[0] if isinstance(output, tuple) else output
-        received = slices(self._received, count) if normalised and self._received is not None else []
+        beside = [first_rows(given, self._rows)]
+        if normalised and self._received is not None:
+            beside.extend(first_rows(self._received, self._rows).chunk(count, dim=-1))
         about = self._about
-        described = Described(slices(args[0], count), self._rows, [given, *received])
+        described = Described(args[0], count, self._rows, beside)
 
         def late(_number: int) -> dict[str, Any]:
             fields, (output, *received) = described.fields()
-            seen = {"requests": None, "positions": None} if about is None else about.fields()
-            return {**fields, **seen, "output": output, "received": received or None}
+            return {**fields, **about.fields(), "output": output, "received": received or None}
 
         rows, dtype = args[0].shape[0], dtype_name(args[0])
-        self.recorder.write("fc", late, rank=rank(), target=self._target.target, rows=rows, dtype=dtype)
+        self.recorder.write("fc", late, rank=self._target.rank, target=self._target.target, rows=rows, dtype=dtype)
 
-    def _given(self, about: batch.Batch, hidden: torch.Tensor) -> None:
+    def _given(self, about: batch.Rows, hidden: torch.Tensor) -> None:
         """Write the states that go past `fc`."""
-        described = Described([hidden], self._rows)
+        described = Described(hidden, 1, self._rows)
         rows, dtype = hidden.shape[0], dtype_name(hidden)
 
         def late(_number: int) -> dict[str, Any]:
             return {**described.fields()[0], **about.fields()}
 
-        self.recorder.write("given", late, rank=rank(), target=self._target.target, rows=rows, dtype=dtype)
+        self.recorder.write("given", late, rank=self._target.rank, target=self._target.target, rows=rows, dtype=dtype)
 
     # --- a round of drafting
 
@@ -102,26 +103,12 @@ class DraftWatch:
             return
         requests = batch.named(getattr(forward_batch, "rids", None))
         chain = int(worker.topk) == 1
-        last = Sent(result[2].detach()[:, -1:].clone()) if chain and batch.own(requests) else None
+        last = Sent(result[2][:, -1:].clone()) if chain and batch.own(requests) else None
+        printed = Prints([step.hidden for step in steps])
         chosen = [*(step.tokens for step in steps), last]
         for number, tokens in enumerate(chosen):
-            consumed = steps[number - 1] if number else None
-            self._step(number, consumed, tokens, requests)
-
-    def _step(self, number: int, consumed: Step | None, chosen: Sent | None, requests: list[str] | None) -> None:
-        """Write one step. consumed: None at the first, which consumes what `fc` gave; chosen: its candidates."""
-        printed = None if consumed is None else Prints([consumed.hidden])
-
-        def late(_number: int) -> dict[str, Any]:
-            return {
-                "hidden": None if printed is None else printed.texts()[0],
-                "positions": None if consumed is None else batch.numbers(consumed.positions),
-                "tokens": None if chosen is None else shared(chosen.arrived(), len(requests or ())),
-            }
-
-        rows = None if consumed is None else consumed.rows
-        target = self._target.target
-        self.recorder.write("draft", late, target=target, requests=requests, step=number, rows=rows)
+            late = functools.partial(_step, number, steps, printed, tokens, requests)
+            self.recorder.write("draft", late, target=self._target.target, requests=requests, step=number)
 
     # --- what the target makes of it
 
@@ -133,9 +120,9 @@ class DraftWatch:
             return
         requests = batch.named([request.rid for request in schedule.reqs])
         own = batch.own(requests)
-        lengths = Sent(accepted.detach().clone())
-        drafted = Sent(verified.draft_token.detach().clone()) if own else None
-        committed = Sent(result.next_token_ids.detach().clone()) if own else None
+        lengths = Sent(accepted.clone())
+        drafted = Sent(verified.draft_token.clone()) if own else None
+        committed = Sent(result.next_token_ids.clone()) if own else None
 
         def late(_number: int) -> dict[str, Any]:
             kept = [int(length) for length in lengths.arrived().tolist()]
@@ -149,6 +136,19 @@ class DraftWatch:
 
         target, steps, topk = self._target.target, int(verified.spec_steps), int(verified.topk)
         self.recorder.write("verify", late, target=target, requests=requests, steps=steps, topk=topk)
+
+
+def _step(
+    number: int, steps: list[Step], printed: Prints, chosen: Sent | None, requests: list[str] | None, _record: int
+) -> dict[str, Any]:
+    """What a record tells of one step; the first consumes what `fc` gave. chosen: its candidates."""
+    consumed = steps[number - 1] if number else None
+    return {
+        "rows": None if consumed is None else consumed.rows,
+        "hidden": None if consumed is None else printed.texts()[number - 1],
+        "positions": None if consumed is None else batch.numbers(consumed.positions),
+        "tokens": None if chosen is None else shared(chosen.arrived(), len(requests or ())),
+    }
 
 
 def shared(values: torch.Tensor, requests: int) -> list[list[int]]:

@@ -47,39 +47,56 @@ class Sent:
 
 
 class Prints:
-    """The fingerprints of some states ([rows, width] each), formed where they are and read later.
+    """The fingerprints of some states ([rows, width] each), read later by the writer.
 
     The product is formed in float64 and rounded once, so that the same row gives the same bits whatever rows stand
-    beside it and whichever kernel multiplies; all states of one width cost one product and one copy to the host.
+    beside it and whichever kernel multiplies; all states of one width cost one product and one copy to the host. On a
+    device the product is formed there and at once; on the host the writer forms it, beside the thread that serves.
     """
 
     def __init__(self, states: Sequence[torch.Tensor]) -> None:
-        """Start the products."""
-        self._rows = [state.shape[0] for state in states]
-        self._widths = [state.shape[-1] for state in states]
-        self._sent: dict[int, Sent] = {}
-        for width in dict.fromkeys(self._widths):
-            alike = [state.detach() for state in states if state.shape[-1] == width]
-            rows = torch.cat(alike).to(torch.float64)
-            self._sent[width] = Sent((rows @ projection(width, rows.device)).to(torch.float32))
+        """The states have to be copies that nobody writes to any more, all on one device."""
+        self._shapes = [(state.shape[0], state.shape[-1]) for state in states]
+        self._states: Sequence[torch.Tensor] = states
+        self._sent: dict[int, Sent] | None = None
+        self._texts: list[str] | None = None
+        if states and states[0].device.type != "cpu":
+            self._sent, self._states = _products(states), ()
 
     def texts(self) -> list[str]:
         """Each state as base64 of little-endian float32 [rows, DIMENSIONS]; waits, so only the writer calls it."""
-        data = {width: sent.arrived().numpy().tobytes() for width, sent in self._sent.items()}
+        if self._texts is None:
+            self._texts = self._spelled()
+        return self._texts
+
+    def _spelled(self) -> list[str]:
+        sent = _products(self._states) if self._sent is None else self._sent
+        data = {width: memoryview(numbers.arrived().numpy().tobytes()) for width, numbers in sent.items()}
         start = dict.fromkeys(data, 0)
         found = []
-        for width, rows in zip(self._widths, self._rows):  # noqa: B905 - both are made of the same states
+        for rows, width in self._shapes:
             end = start[width] + 4 * DIMENSIONS * rows
             found.append(base64.b64encode(data[width][start[width] : end]).decode("ascii"))
             start[width] = end
         return found
 
 
-def norms(states: Sequence[torch.Tensor]) -> Sent | None:
-    """The Frobenius norm of each state over all its rows, read with `rounded`."""
+def _products(states: Sequence[torch.Tensor]) -> dict[int, Sent]:
+    """The states' numbers by width, those of one width below each other: float32 [all their rows, DIMENSIONS]."""
+    found = {}
+    for width in dict.fromkeys(state.shape[-1] for state in states):
+        rows = torch.cat([state for state in states if state.shape[-1] == width]).to(torch.float64)
+        found[width] = Sent((rows @ projection(width, rows.device)).to(torch.float32))
+    return found
+
+
+def norms(states: torch.Tensor | Sequence[torch.Tensor], count: int) -> Sent | None:
+    """The Frobenius norms over all rows of `count` states, packed ([rows, count * width]) or a list of them."""
+    if isinstance(states, torch.Tensor):
+        return Sent(torch.linalg.vector_norm(states.unflatten(-1, (count, -1)), dim=(0, 2), dtype=torch.float32))
     if not states:
         return None
-    return Sent(torch.stack([torch.linalg.vector_norm(state.detach(), dtype=torch.float32) for state in states]))
+    return Sent(torch.stack([torch.linalg.vector_norm(state, dtype=torch.float32) for state in states]))
 
 
 def rounded(values: Sent | None) -> list[float]:

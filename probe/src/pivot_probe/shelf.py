@@ -31,7 +31,7 @@ class Whole:
 
     def take(self, index: int, state: torch.Tensor) -> None:
         """Copy one layer's input, or under index `layers` the last one's output."""
-        self.states[index].copy_(state.detach())
+        self.states[index].copy_(state)
         self._missing.discard(index)
 
     @property

@@ -16,39 +16,48 @@ from pivot_probe.guard import guarded
 from pivot_probe.prints import Sent
 from pivot_probe.record import SCHEMA, Recorder
 from pivot_probe.shelf import Shelf, Whole
-from pivot_probe.states import Described, dtype_name, first_rows, slices
+from pivot_probe.states import Described, dtype_name, first_rows
 from pivot_probe.targets import TARGETS
 
 
 class Forward:
     """What one forward of the target has shown so far.
 
-    inputs, outputs: layer → first rows, summed with the residual. Of a replay also whole (or left_out, why not),
-    tokens and positions: of all rows.
+    rows, tokens, inputs and outputs (by layer, summed with the residual): of the first rows. Of a replay also whole,
+    or left_out: why not, all_tokens and all_positions.
     """
 
-    def __init__(self, forward_batch: Any, rows: int) -> None:
-        """rows: how many are recorded."""
-        self.about = batch.seen(forward_batch, rows)
+    def __init__(self, forward_batch: Any, rows: int, rank: int) -> None:
+        """rows: how many are recorded; the first rank alone keeps whole states."""
+        self._batch = forward_batch
+        self.rows = batch.rows_of(forward_batch, rows)
+        self.mode: str = forward_batch.forward_mode.name
+        self.lengths = batch.lengths_of(forward_batch, self.rows.requests)
+        self.tokens = batch.first(forward_batch.input_ids, rows) if batch.own(self.rows.requests) else None
         self.inputs: dict[int, torch.Tensor] = {}
         self.outputs: dict[int, torch.Tensor] = {}
-        self.replay = batch.own(self.about.requests, batch.REPLAY) and rank() == 0
+        self.replay = rank == 0 and batch.own(self.rows.requests, batch.REPLAY)
         self.whole: Whole | None = None
         self.left_out = ""
         if self.replay:
-            self.tokens = Sent(forward_batch.input_ids.detach().to(torch.int64, copy=True))
-            self.positions = Sent(forward_batch.positions.detach().to(torch.int64, copy=True))
+            self.all_tokens = Sent(forward_batch.input_ids.to(torch.int64, copy=True))
+            self.all_positions = Sent(forward_batch.positions.to(torch.int64, copy=True))
+
+    def stream(self) -> Any:
+        """Where the residual lives now, None where the engine hands it from layer to layer (before 0.5.23)."""
+        return getattr(self._batch, "residual_stream", None)
 
 
 class TargetWatch:
     """Collects what belongs to one forward of the target and writes it as records. One per process.
 
-    `target`: the number of the last target record; `captured`: how many states that forward captured.
+    target: the number of the last target record; rank: this process's.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.target = 0
+        self.rank = 0
         self._rows = recorder.settings.rows
         self._shelf = Shelf(recorder.path.parent, recorder.path.stem, recorder.settings.tensor_bytes)
         self._embedding: torch.Tensor | None = None
@@ -67,6 +76,7 @@ class TargetWatch:
         if isinstance(model.embed_tokens, torch.nn.Module):
             model.embed_tokens.register_forward_hook(self.on_embedding)
         self._layers = len(model.layers)
+        self.rank = rank()
         for number, layer in enumerate(model.layers):
             if "forward" in vars(type(layer)):  # otherwise a layer of another pipeline stage
                 self._watch_layer(number, layer)
@@ -80,7 +90,7 @@ class TargetWatch:
         if capturing() or not _is_target(model):
             return
         forward_batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "forward_mode"))
-        self._forward = Forward(forward_batch, self._rows)
+        self._forward = Forward(forward_batch, self._rows, self.rank)
 
     @guarded
     def after_target_forward(self, result: Any, model: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -90,19 +100,19 @@ class TargetWatch:
         if seen is None or not seen.inputs:
             return  # another model's, an idle batch, or one of a graph's capture
         capture = [int(number) for number in model.layers_to_capture]
-        captured = slices(result[1], len(capture)) if isinstance(result, tuple) else []
+        captured = result[1] if isinstance(result, tuple) else []
         hidden = result[0] if isinstance(result, tuple) else result
         outputs = _completed(seen.inputs, seen.outputs)
         known = [] if embedding is None else [embedding]
-        described = Described(captured, self._rows, [*seen.inputs.values(), *outputs.values(), *known])
+        described = Described(captured, len(capture), self._rows, [*seen.inputs.values(), *outputs.values(), *known])
 
         def late(number: int) -> dict[str, Any]:
             fields, printed = described.fields()
             kept = iter(printed)
             return {
-                **seen.about.fields(),
-                "lengths": seen.about.lengths,
-                "tokens": batch.numbers(seen.about.tokens),
+                **seen.rows.fields(),
+                "lengths": seen.lengths,
+                "tokens": batch.numbers(seen.tokens),
                 "captured": fields,
                 "inputs": {str(layer): next(kept) for layer in seen.inputs},
                 "outputs": {str(layer): next(kept) for layer in outputs},
@@ -113,16 +123,17 @@ class TargetWatch:
         self.target = self.recorder.write(
             "target",
             late,
-            rank=rank(),
+            rank=self.rank,
             model=type(model).__name__,
-            mode=seen.about.mode,
+            mode=seen.mode,
             rows=hidden.shape[0],
             width=hidden.shape[-1],
             dtype=dtype_name(hidden),
             layers=len(model.layers),
             capture=capture,
         )
-        self._captured, self._unpacked = len(captured), seen
+        self._captured = len(capture) if isinstance(result, tuple) else 0
+        self._unpacked = seen
 
     @guarded
     def after_packing(self, result: torch.Tensor | None, *_args: Any, **_kwargs: Any) -> None:
@@ -130,14 +141,12 @@ class TargetWatch:
         seen, self._unpacked = self._unpacked, None
         if seen is None or result is None:
             return  # nobody asked for the states of this forward
-        described = Described(slices(result, self._captured), self._rows)
+        described = Described(result, self._captured, self._rows)
         rows = result.shape[0]
-        whole = sum(seen.about.lengths or ()) == rows
+        origin = seen.rows if sum(seen.lengths or ()) == rows else seen.rows._replace(positions=None)
 
         def late(_number: int) -> dict[str, Any]:
-            fields, _ = described.fields()
-            positions = batch.numbers(seen.about.positions) if whole else None
-            return {**fields, "requests": seen.about.requests, "positions": positions}
+            return {**described.fields()[0], **origin.fields()}
 
         self.recorder.write("packed", late, target=self.target, rows=rows, dtype=dtype_name(result))
 
@@ -178,8 +187,7 @@ class TargetWatch:
         """A forward hook of a decoder layer: hidden state and residual, where the engine has them summed up."""
         if self._forward is None:
             return
-        forward_batch = next((value for value in args if hasattr(value, "residual_stream")), None)
-        stream = getattr(forward_batch, "residual_stream", None)
+        stream = self._forward.stream()
         if stream is None:
             hidden, residual = output[0], output[1]
             if getattr(hidden, "_sglang_needs_allreduce_fusion", False):
@@ -240,17 +248,17 @@ class TargetWatch:
             return {"tensors": None}
         whole, seen.whole = seen.whole, None
         why = seen.left_out or ("no layer was seen" if whole is None else whole.lack)
-        lengths = seen.about.lengths
-        tokens, positions = seen.tokens.arrived(), seen.positions.arrived()
+        lengths = seen.lengths
+        tokens, positions = seen.all_tokens.arrived(), seen.all_positions.arrived()
         if whole is None or why or lengths is None or tokens.shape[0] != whole.states.shape[1]:
             return {"tensors": None, "tensors_left_out": why or "the rows are not those of the requests"}
         beside = {"input_ids": tokens, "positions": positions, "lengths": torch.tensor(lengths)}
         about = {
             "schema": str(SCHEMA),
             "n": str(number),
-            "rank": str(rank()),
-            "requests": json.dumps(seen.about.requests),
-            "mode": seen.about.mode,
+            "rank": str(self.rank),
+            "requests": json.dumps(seen.rows.requests),
+            "mode": seen.mode,
             "sglang": importlib.metadata.version("sglang"),
         }
         try:
@@ -265,8 +273,9 @@ def _is_target(model: object) -> bool:
 
 def _sum(hidden: torch.Tensor, residual: torch.Tensor | None, rows: int) -> torch.Tensor:
     """The first rows of a state of the residual stream."""
-    first = first_rows(hidden, rows)
-    return first if residual is None else first.add_(residual.detach()[:rows])
+    if residual is None:
+        return first_rows(hidden, rows)
+    return hidden + residual if hidden.shape[0] <= rows else hidden[:rows] + residual[:rows]
 
 
 def _completed(inputs: dict[int, torch.Tensor], outputs: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
