@@ -1,32 +1,97 @@
 #!/usr/bin/env bash
-# Everything, one step after another, with the seconds each took; the first failing step ends the run.
+# Everything, in three lanes beside each other; each step's output stands together, with the seconds it took. A lane ends
+# at its first failing step, the others go on: all that fails in a run is seen.
+#   deploy     deploy.yml and its tags, bad input, the README; with PIVOT_SOAK also the bench
+#   check      linters, pure code, the lab itself, then the roles' scenarios on the engine that the first lane installed
+#   interrupt  killed runs, in a copy of this clone with a lab of its own, on that engine too
 set -euo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
-step() {
-    local name=$1 start=$SECONDS
-    shift
-    printf '\n######## %s\n' "$name"
-    "$@"
-    printf '######## %s: %d s\n' "$name" $((SECONDS - start))
-}
+root=$PWD
+logs=$root/artifacts/test
+beside=$root/.cache/beside
+mkdir -p "$logs"
+rm -f "$logs"/*
+export PIVOT_TEST_LANES=1
 
-# the lab's own tests mostly wait for containers of labs of their own: they run beside linters and pure code
-lab_log=$(mktemp)
-python -m pytest -q lab/tests >"$lab_log" 2>&1 &
-lab=$!
-trap 'wait; rm -f "$lab_log"' EXIT
-lab_result() {
-    local status=0
-    wait $lab || status=$?
-    cat "$lab_log"
+step() {
+    local name=$1 start=$SECONDS status=0
+    shift
+    printf '######## %s begins; its output grows in %s\n' "$name" "artifacts/test/$name.log"
+    "$@" >"$logs/$name.log" 2>&1 || status=$?
+    {
+        flock 9
+        printf '\n######## %s\n' "$name"
+        cat "$logs/$name.log"
+        printf '######## %s: %d s%s\n' "$name" $((SECONDS - start)) "$([[ $status -eq 0 ]] || echo ", FAILED")"
+    } 9>"$logs/.printing"
+    if [[ $status -ne 0 ]]; then echo "$name" >>"$logs/.failed"; fi
     return $status
 }
 
-step lint scripts/lint.sh
-step unit python -m pytest -q tests/unit
-step lab lab_result
-step integration python -m pytest -v tests/integration
-if [[ -n ${PIVOT_SOAK:-} ]]; then step bench scripts/bench.sh; fi
-step molecule scripts/molecule.sh
+beside_lab() { PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache pivot-lab "$@"; }
+
+# The first deployment's engine becomes a layer: tests/integration/conftest.py
+engine() {
+    until pivot-lab layer list 2>/dev/null | grep -qx engine; do
+        if [[ -e $logs/.deploy-ended ]]; then
+            echo "the deploy lane ended before there was an engine to stand on" >&2
+            return 1
+        fi
+        sleep 1
+    done
+}
+
+interruption() {
+    engine
+    if [[ -d $beside ]]; then beside_lab down; fi
+    rm -rf "$beside"
+    mkdir -p "$beside/.cache"
+    rsync --archive --exclude /.git --exclude /artifacts/** --filter ':- .gitignore' ./ "$beside/"
+    ln -s "$root/.cache/wheelhouse" "$beside/.cache/wheelhouse"
+    local status=0
+    (
+        cd "$beside"
+        export PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache ANSIBLE_CONFIG=$beside/ansible.cfg
+        PIVOT_TEST_ENGINE=$(python -c 'import sys; from pivot_lab.layout import Layout as L; from pathlib import Path as P; print(L.of(P(sys.argv[1])).layers / "engine/tree/opt/sglang")' "$root")
+        export PIVOT_TEST_ENGINE
+        python -m pytest -v --durations=0 --durations-min=5 tests/integration/test_interruption.py
+    ) || status=$?
+    beside_lab down
+    return $status
+}
+
+deploy_lane() {
+    trap 'touch "$logs/.deploy-ended"' EXIT
+    step integration python -m pytest -v --durations=0 --durations-min=5 tests/integration \
+        --ignore tests/integration/test_interruption.py
+    if [[ -n ${PIVOT_SOAK:-} ]]; then step bench scripts/bench.sh; fi
+}
+
+check_lane() {
+    step lint scripts/lint.sh
+    step unit python -m pytest -q tests/unit
+    step lab python -m pytest -q lab/tests
+    engine || true # the scenarios then install their own
+    step molecule scripts/molecule.sh
+}
+
+interrupt_lane() { step interruption interruption; }
+
+# a new lab for a new run; also what an interrupted run left
+pivot-lab down
+set -m # every lane is a process group of its own, which ends with this script
+lanes=()
+for lane in deploy_lane check_lane interrupt_lane; do
+    "$lane" &
+    lanes+=($!)
+done
+trap 'for pid in "${lanes[@]}"; do kill -TERM -- "-$pid" 2>/dev/null || true; done; wait' EXIT
+trap 'exit 130' INT TERM
+broken=0
+for pid in "${lanes[@]}"; do wait "$pid" || broken=1; done
 printf '\nall of it: %d s\n' $((SECONDS - begin))
+if [[ $broken -ne 0 ]]; then
+    printf 'FAILED: %s\n' "$(paste -sd ' ' "$logs/.failed" 2>/dev/null || echo 'a lane ended by itself')"
+    exit 1
+fi

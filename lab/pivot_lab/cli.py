@@ -65,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     save = layer.add_parser("save", help="stop a scratch container and keep its changes; the container is gone then")
     save.add_argument("name")
     save.add_argument("layer")
+    copy = layer.add_parser("copy", help="keep a copy of a container's directory, as `pivot-lab status` names it")
+    copy.add_argument("name")
+    copy.add_argument("directory")
+    copy.add_argument("layer")
     layer.add_parser("list", help="print the names of saved layers")
     layer.add_parser("drop", help="remove one").add_argument("layer")
     return parser
@@ -92,6 +96,8 @@ def _run_layer(layout: Layout, args: argparse.Namespace) -> None:
     scratch = _scratch(layout, make=False)
     if args.verb == "save":
         say(f"saved in {scratch.save(args.name, args.layer)}")
+    elif args.verb == "copy":
+        say(f"copied to {scratch.copy(args.name, args.directory, args.layer)}")
     elif args.verb == "drop":
         scratch.drop(args.layer)
     else:

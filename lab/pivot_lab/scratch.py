@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from pivot_lab import template
 from pivot_lab.containers import Containers, Identity, Nic, Spec
 from pivot_lab.credentials import ensure_ssh_key
 from pivot_lab.errors import LabError
-from pivot_lab.layout import SCRATCH_HOSTS, IPv4Network, Layout, check_name, host
-from pivot_lab.system import locked, read_json, remove_tree, write, write_json
+from pivot_lab.layout import ID_BASE, SCRATCH_HOSTS, IPv4Network, Layout, check_name, host
+from pivot_lab.system import locked, read_json, remove_tree, run, write, write_json
 
 _WAITING = "another pivot-lab holds the list of scratch containers; waiting for it"
 
@@ -140,6 +141,28 @@ class Scratch:
         (self.containers.home(key) / "upper").rename(home / "tree")
         write_json(home / "layer.json", {"lowers": lowers})
         self.down(name)
+        return home / "tree"
+
+    def copy(self, key: str, directory: str, layer: str) -> Path:
+        """Keep a copy of one directory of any mounted container as a layer over the template; the container stays."""
+        home = self.layout.layers / check_name(layer, "layer")
+        if home.exists():
+            raise LabError(f"the layer {layer!r} already exists: `pivot-lab layer drop {layer}`")
+        inside = Path(directory.strip("/"))
+        source = self.containers.rootfs(key) / inside
+        if not source.is_dir():
+            raise LabError(f"the container {key!r} has no directory {directory}: see `pivot-lab status`")
+        making = self.layout.machine / f"making-{layer}"
+        remove_tree(making)
+        target = making / "tree" / inside
+        target.parent.mkdir(parents=True)
+        for parent in target.parents[: len(inside.parts)]:
+            parent.chmod(0o755)
+            os.chown(parent, ID_BASE, ID_BASE)
+        run(["cp", "--archive", source, target])
+        write_json(making / "layer.json", {"lowers": [str(template.unpack(self.layout))]})
+        home.parent.mkdir(exist_ok=True)
+        making.rename(home)  # a layer is whole or absent
         return home / "tree"
 
     def drop(self, layer: str) -> None:

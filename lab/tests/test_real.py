@@ -391,6 +391,28 @@ def test_a_layer_makes_what_was_installed_instant(lab: Any, scratched: dict[str,
     assert lab.run("layer", "list").stdout == ""
 
 
+def test_a_directory_of_a_container_becomes_a_layer_and_the_container_stays(lab: Any) -> None:
+    made = json.loads(lab.run("scratch", "up", "donor").stdout)
+    try:
+        change = (
+            "mkdir -p /opt/a/b && echo kept >/opt/a/b/c && ln -s b/c /opt/a/l && chown 7:8 /opt/a/b && touch /etc/n"
+        )
+        lab.ssh(made["address"], change, Path(made["known_hosts"]))
+        assert "copied to" in lab.run("layer", "copy", "s-donor", "/opt/a", "part").stderr
+        assert "already exists" in lab.run("layer", "copy", "s-donor", "/opt/a", "part", check=False).stderr
+        assert "has no directory /opt/z" in lab.run("layer", "copy", "s-donor", "/opt/z", "z", check=False).stderr
+        assert lab.run("layer", "list").stdout == "part\n"
+        clone = json.loads(lab.run("scratch", "up", "heir", "--layer", "part").stdout)
+        look = "cat /opt/a/l; stat -c %u:%g:%a /opt /opt/a /opt/a/b; ls /etc/n; hostname"
+        shown = lab.ssh(clone["address"], look, Path(clone["known_hosts"]))
+        assert shown.stdout == "kept\n0:0:755\n0:0:755\n7:8:755\nheir\n", shown.stderr
+        assert lab.ssh(made["address"], "hostname", Path(made["known_hosts"])).stdout == "donor\n"
+    finally:
+        lab.run("scratch", "down", "heir")
+        lab.run("scratch", "down", "donor")
+    lab.run("layer", "drop", "part")
+
+
 def test_scratch_containers_made_at_once_do_not_collide(lab: Any) -> None:
     with ThreadPoolExecutor(3) as pool:
         made = [json.loads(done.stdout) for done in pool.map(lambda name: lab.run("scratch", "up", name), "abc")]

@@ -1,9 +1,10 @@
 """A new lab for the whole session, and playbooks run through ansible-runner as a user would run them."""
 
 import dataclasses
+import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.parsing.vault import VaultSecret
+from pivot_lab.containers import Containers
+from pivot_lab.layout import Layout
+
+from pivot.proxmox_api import Access
 
 ROOT = Path(__file__).resolve().parents[2]
 # actions that never leave the controller
@@ -20,6 +25,7 @@ ON_CONTROLLER = {
     *("preflight", "redacted_diff", "sglang_health"),
 }
 FIGURES: list[str] = []
+FAILED = pytest.StashKey[bool]()
 
 
 @dataclasses.dataclass
@@ -154,11 +160,94 @@ def host(lab: dict[str, Any]) -> Host:
 
 @pytest.fixture(scope="session")
 def deployed(lab: dict[str, Any], controller: Controller) -> Run:
-    """The first deployment; later tests stand on it."""
+    """The first deployment; later tests stand on it.
+
+    scripts/test.sh runs lanes beside each other (PIVOT_TEST_LANES): the engine that is installed here becomes a layer
+    for the others, and a lane that is given one (PIVOT_TEST_ENGINE) begins with a copy of it in its own container.
+    """
+    given = os.environ.get("PIVOT_TEST_ENGINE")
+    if given:
+        run = controller.play("playbooks/provision.yml")
+        assert run.status == "successful", run.output[-6000:]
+        inside = Containers(Layout.of(ROOT)).rootfs("ct101") / "opt/sglang"
+        subprocess.run(["cp", "--archive", given, str(inside)], check=True)
     run = controller.play()
     assert run.status == "successful", run.output[-6000:]
-    FIGURES.append(f"first deployment: {run.seconds:.0f} s")
+    FIGURES.append(
+        f"first deployment: {run.seconds:.0f} s" + (", with an engine that was installed before" * bool(given))
+    )
+    if os.environ.get("PIVOT_TEST_LANES") and not given:
+        subprocess.run(["pivot-lab", "layer", "copy", "ct101", "/opt/sglang", "engine"], check=True, cwd=ROOT)
     return run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Let fixtures know whether their test failed."""
+    report = yield
+    if report.failed and report.when == "call":
+        item.stash[FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def restored(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A failed test leaves the deployed state behind: the next one fails for its own faults alone."""
+    yield
+    if not request.node.stash.get(FAILED, False) or "deployed" not in request.fixturenames:
+        return
+    controller, lab = request.getfixturevalue("controller"), request.getfixturevalue("lab")
+    for arguments in (("--tags", "debug-off"), (), ("--check",)):
+        run = controller.play("deploy.yml", *arguments)
+        if run.status != "successful" or (arguments == ("--check",) and run.changed_tasks()):
+            break
+    else:
+        return
+    # what no run puts right goes, with its container
+    delete(lab, "infer1")
+    known = Path(lab["lab_known_hosts"])
+    kept = [line for line in known.read_text().splitlines() if line.split()[0] != lab["lab_addresses"]["infer1"]]
+    known.write_text("".join(f"{line}\n" for line in kept))
+    run = controller.play()
+    assert run.status == "successful", f"the deployed state could not be restored:\n{run.output[-4000:]}"
+
+
+def containers_api(lab: dict[str, Any]) -> Any:
+    """The containers of the lab's node, through the API that the role uses."""
+    access = Access(
+        lab["lab_api_host"],
+        lab["lab_api_port"],
+        "root@pam",
+        lab["lab_api_ca"],
+        lab["secrets"]["vault_proxmox_password"],
+    )
+    return access.connect("test").nodes("pve1").lxc
+
+
+def existing(lab: dict[str, Any]) -> dict[str, int]:
+    """Name and vmid of the containers that belong to an inventory; other lanes' scenarios have theirs."""
+    return {str(c["name"]): int(c["vmid"]) for c in containers_api(lab).get() if str(c["name"]).startswith("infer")}
+
+
+def delete(lab: dict[str, Any], name: str) -> None:
+    """Stop and remove a container; nothing happens where there is none."""
+    vmid = existing(lab).get(name)
+    if vmid is None:
+        return
+    container = containers_api(lab)(vmid)
+    if container.status.current.get()["status"] == "running":
+        container.status.stop.post()
+        wait_for(lambda: container.status.current.get()["status"] == "stopped", 30)
+    container.delete()
+    wait_for(lambda: name not in existing(lab), 60)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until something holds; fails after so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.3)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -13,8 +13,10 @@ import subprocess
 import pytest
 import requests
 import yaml
+from pivot_lab.containers import Containers
+from pivot_lab.layout import Layout
 
-from .conftest import ROOT
+from .conftest import ROOT, existing
 
 WRONG = ROOT / ".lab/wrong"  # two levels below the project, as the variables of a copied inventory want it
 
@@ -90,10 +92,11 @@ ls -d /opt/pivot-probe /var/lib/pivot-probe /var/tmp/pivot-bundle-* /opt/other 2
 def unchanged(deployed, lab, host):
     """Nothing that these tests do changes host, container or trust."""
 
+    started = Containers(Layout.of(ROOT))
+
     def state():
-        containers = subprocess.run(["pivot-lab", "status"], check=True, capture_output=True, text=True, cwd=ROOT)
         trust = (ROOT / ".lab/ssh/known_hosts").read_text()
-        return host.run("bash -s", stdin=STATE, check=False), containers.stdout, trust
+        return host.run("bash -s", stdin=STATE, check=False), existing(lab), started.pid("ct101"), trust
 
     before = state()
     yield

@@ -1,21 +1,24 @@
 """A killed ansible-playbook, in every phase: a plain re-run converges. Comes after test_deploy.py and test_input.py.
 
-The run's process group is killed (SIGKILL) some time after a named task began; a seed chooses the moment within the
-window of its case. Ansible puts its workers into sessions of their own, so the task in hand goes on without anybody
-who waits for it, which is the harder half. The other half ends the workers and their ssh too, as the loss of the
-controller's machine would.
+The run's process group is killed (SIGKILL) at a moment after a named task began: a seed draws it from the window of
+its case, and a task that ends earlier is the moment too. Ansible puts its workers into sessions of their own, so the
+task in hand goes on without anybody who waits for it, which is the harder half. The other half ends the workers and
+their ssh too, as the loss of the controller's machine would.
 
-`make test` runs the first case of each of the seven phases, at the beginning of its window, and re-runs the phase's own
-playbook where a whole deployment would only add time: three of each would take a quarter of an hour. `make soak`
-(PIVOT_SOAK) runs all thirty. What is proven afterwards: the plain re-run succeeds, one container of that name and id,
-no half-written release, weights, launch configuration or drop-in in use or left over, no process of the killed run, no
-copy of the API key, and a further run changes nothing.
+`make test` runs three cases of each of the seven phases and re-runs the phase's own playbook. Where a re-run takes long
+(the engine's installation, starts of the server) the three follow each other, each beginning with what the one before
+left, and the plain re-run comes after the third. `make soak` (PIVOT_SOAK) runs all thirty, each by itself, with more
+runs around it. What is proven afterwards: the plain re-run succeeds, one container of that name and id, no half-written
+release, weights, launch configuration or drop-in in use or left over, no process of the killed run, no copy of the API
+key, and a further run changes nothing.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import queue
 import random
 import shutil
 import signal
@@ -23,17 +26,19 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 import yaml
 
 from pivot import weights
-from pivot.proxmox_api import Access
 
-from .conftest import FIGURES, ROOT
+from .conftest import FIGURES, ROOT, containers_api, delete, existing
 
 SOAK = bool(os.environ.get("PIVOT_SOAK"))
 PLACE = ROOT / ".lab/interruption"
+PATIENCE = 600  # seconds until a run that does not come to its task counts as hanging
+MOMENTS: list[bool] = []  # of every killed run: whether its task was still at work
 PADDING_MIB = 192
 
 
@@ -52,11 +57,24 @@ class Cut:
 
 
 def cuts(*rows: tuple[str, float, float, int]) -> list[Cut]:
-    """Cases of a phase: task, window, number of seeds. The first is the one of `make test`; they alternate in what
-    is killed, beginning with the process group alone."""
-    every = [(task, (begin, end)) for task, begin, end, count in rows for _ in range(count)]
-    cases = [Cut(task, window, bool(number % 2), number) for number, (task, window) in enumerate(every)]
-    return cases if SOAK else cases[:1]
+    """Cases of a phase: task, window, number of seeds. They go around the tasks, so that the three of `make test` are
+    in different ones where a phase has three, and alternate in what is killed, beginning with the group alone."""
+    most = max(count for *_, count in rows)
+    every = [(task, (begin, end)) for turn in range(most) for task, begin, end, count in rows if turn < count]
+    return [Cut(task, window, bool(number % 2), number) for number, (task, window) in enumerate(every)]
+
+
+def due(cases: list[Cut]) -> list[Cut]:
+    return cases if SOAK else cases[:3]
+
+
+def alone(cases: list[Cut]) -> list[list[Cut]]:
+    """Cases whose re-run takes minutes: each alone in `make soak`; three after each other, then one re-run, else."""
+    return [[cut] for cut in cases] if SOAK else [due(cases)]
+
+
+def named(each: list[Cut]) -> str:
+    return "-then-".join(map(str, each)) or "none"
 
 
 def descendants(pid: int) -> list[int]:
@@ -81,33 +99,48 @@ def interrupt(cut: Cut, *arguments: str) -> None:
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "1",  # otherwise a task is named when it ends, not when it begins
     }
-    command = ["ansible-playbook", *arguments]
     run = subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
+        ["ansible-playbook", *arguments], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    seen = []
-    patience = threading.Timer(600, run.kill)  # a hanging run is a failure, not a hanging test
-    patience.start()
+    lines: queue.Queue[str | None] = queue.Queue()
+    reader = threading.Thread(target=read, args=(run.stdout, lines), daemon=True)
+    reader.start()
+    seen: list[str] = []
+    moment = random.Random(str(cut)).uniform(*cut.window)  # noqa: S311 - repeatable on purpose
     try:
-        for line in run.stdout:
-            seen.append(line)
-            if line.startswith(f"TASK [{cut.task}"):
-                break
-        begin, end = cut.window
-        # an idle machine is fast: the early moment is in the window on every machine, the late ones are for soak
-        time.sleep(random.Random(str(cut)).uniform(begin, end if SOAK else begin))  # noqa: S311 - repeatable on purpose
-        assert run.poll() is None, f"it ended before it could be killed:\n{''.join(seen)[-3000:]}"
+        began = follow(lines, seen, f"TASK [{cut.task}", PATIENCE)
+        if began:
+            inside = not follow(lines, seen, ("TASK [", "PLAY "), moment)
+            MOMENTS.append(inside)
+        assert began and run.poll() is None, f"not killed in {cut.task}:\n{''.join(seen)[-3000:]}"
     finally:
-        patience.cancel()
         workers = descendants(run.pid) if cut.gone else []
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
         for pid in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        run.stdout.close()
         run.wait()
+
+
+def read(stream: IO[str], lines: "queue.Queue[str | None]") -> None:
+    """Hand on every line, and None at the end: a worker that outlives the run may hold the pipe open after it."""
+    with stream:
+        for line in stream:
+            lines.put(line)
+    lines.put(None)
+
+
+def follow(lines: "queue.Queue[str | None]", seen: list[str], beginning: str | tuple[str, ...], seconds: float) -> bool:
+    """Collect lines until one begins so, for at most so many seconds; whether it came."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(queue.Empty):
+        while (line := lines.get(timeout=max(0.0, end - time.monotonic()))) is not None:
+            seen.append(line)
+            if line.startswith(beginning):
+                return True
+    return False
 
 
 def converge(controller, *arguments):
@@ -136,20 +169,9 @@ systemctl is-active --quiet sglang || echo the server is down
 """
 
 
-def api(lab):
-    access = Access(
-        lab["lab_api_host"],
-        lab["lab_api_port"],
-        "root@pam",
-        lab["lab_api_ca"],
-        lab["secrets"]["vault_proxmox_password"],
-    )
-    return access.connect("test").nodes("pve1").lxc
-
-
 def settled(lab, host):
     """One container, nothing half done on it, and nothing of a killed run still at work."""
-    assert sorted((c["name"], int(c["vmid"])) for c in api(lab).get()) == [("infer1", 101)]
+    assert existing(lab) == {"infer1": 101}
     assert host.run("bash -s", check=False, stdin=LEFTOVERS) == ""
     assert not list((ROOT / "artifacts/infer1").glob(".*.partial"))
 
@@ -185,32 +207,19 @@ def second(lab, place):
     more = {"infer2": {"ansible_host": "{{ lab_addresses.infer2 }}", "proxmox_container_vmid": 102}}
     children = {"lab": {"children": {"inference": {"hosts": more}}}}
     (inventory / "more.yml").write_text(yaml.safe_dump({"all": {"children": children}}))
+    delete(lab, "infer2")
     yield str(inventory)
-    container = api(lab)(102)
-    with contextlib.suppress(Exception):  # it may be stopped already, or not there: the next lines tell
-        container.status.stop.post()
-        wait(lambda: container.status.current.get()["status"] == "stopped", 30)
-    container.delete()
-    wait(lambda: [c["name"] for c in api(lab).get()] == ["infer1"], 60)
+    delete(lab, "infer2")
     shutil.rmtree(inventory)
 
 
-def wait(condition, seconds):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.3)
-
-
-@pytest.mark.parametrize("cut", PROVISION, ids=str)
+@pytest.mark.parametrize("cut", due(PROVISION), ids=str)
 def test_provision(cut, deployed, lab, controller, host, second):
     interrupt(cut, "playbooks/provision.yml", "-i", second, "--limit", "infer2")
     converge(controller, "playbooks/provision.yml", "-i", second, "--limit", "infer2")
     still(controller, "playbooks/provision.yml", "-i", second, "--limit", "infer2")
-    assert sorted((c["name"], int(c["vmid"]), c["status"]) for c in api(lab).get()) == [
-        ("infer1", 101, "running"),
-        ("infer2", 102, "running"),
-    ]
+    assert existing(lab) == {"infer1": 101, "infer2": 102}
+    assert containers_api(lab)(102).status.current.get()["status"] == "running"
     known = [line.split()[0] for line in Path(lab["lab_known_hosts"]).read_text().splitlines()]
     assert known.count(lab["lab_addresses"]["infer2"]) == 1
 
@@ -244,7 +253,7 @@ def padded(place):
     return settings(place, "padded", model_weights_models=[*lab, padding])
 
 
-@pytest.mark.parametrize("cut", WEIGHTS, ids=str)
+@pytest.mark.parametrize("cut", due(WEIGHTS), ids=str)
 def test_weights(cut, deployed, lab, controller, host, padded):
     host.run("rm -rf /models/pivot-lab/padding")
     interrupt(cut, "playbooks/weights.yml", "-e", padded)
@@ -261,7 +270,7 @@ COLLECT = cuts(
 )
 
 
-@pytest.mark.parametrize("cut", COLLECT, ids=str)
+@pytest.mark.parametrize("cut", due(COLLECT), ids=str)
 def test_collect(cut, deployed, lab, controller, host):
     interrupt(cut, "deploy.yml", "--tags", "collect")
     converge(controller, "deploy.yml", "--tags", "collect")
@@ -269,44 +278,48 @@ def test_collect(cut, deployed, lab, controller, host):
 
 
 ENGINE = cuts(
-    ("sglang_engine : Install the locked packages", 1.0, 5.0, 2),
-    ("sglang_engine : Send the wheelhouse", 0.2, 1.5, 1),
-    ("sglang_engine : Compile", 2.0, 10.0, 1),
+    ("sglang_engine : Install the locked packages", 1.0, 25.0, 2),
+    ("sglang_engine : Compile", 1.0, 12.0, 1),
     ("sglang_engine : Publish]", 0.0, 0.4, 1),
+    ("sglang_engine : Send the wheelhouse", 0.2, 1.5, 1),
 )
 
 
-@pytest.mark.parametrize("cut", ENGINE, ids=str)
-def test_engine(cut, deployed, lab, controller, host):
+@pytest.mark.parametrize("each", alone(ENGINE), ids=named)
+def test_engine(each, deployed, lab, controller, host):
     host.run("rm /opt/sglang/current/release.json")
-    interrupt(cut, "playbooks/engine.yml")
+    for cut in each:
+        interrupt(cut, "playbooks/engine.yml")
     converge(controller, "deploy.yml" if SOAK else "playbooks/engine.yml")
     still(controller, "playbooks/engine.yml")
     settled(lab, host)
 
 
 SERVE = cuts(
-    ("sglang_server : Start and wait", 0.2, 8.0, 3),
+    ("sglang_server : Start and wait", 0.2, 12.0, 2),
     ("sglang_server : Launch configuration]", 0.0, 0.5, 2),
     ("sglang_server : Unit, environment", 0.2, 1.2, 1),
 )
 
 
-@pytest.mark.parametrize("cut", SERVE, ids=str)
-def test_serve(cut, deployed, lab, controller, host, place):
+@pytest.mark.parametrize("each", alone(SERVE), ids=named)
+def test_serve(each, deployed, lab, controller, host, place):
     """Another launch configuration and unit are on their way: a re-run brings them in, and one without them takes them
     out again, whatever the server that runs then was started with. `make test` has the second half alone."""
     flags = yaml.safe_load((ROOT / "inventory/lab/group_vars/inference/server.yml").read_text())["sglang_server_launch"]
     more = {"sglang_server_launch": {**flags, "max-running-requests": 3}, "sglang_server_stop_seconds": 29}
     wanted = settings(place, "requests", **more)
-    interrupt(cut, "playbooks/serve.yml", "-e", wanted)
     if SOAK:
+        for cut in each:
+            interrupt(cut, "playbooks/serve.yml", "-e", wanted)
         converge(controller, "playbooks/serve.yml", "-e", wanted)
         still(controller, "playbooks/serve.yml", "-e", wanted)
         settled(lab, host)
         assert served(host) == "max-running-requests: 3"
-        interrupt(cut, "playbooks/serve.yml")
-    converge(controller)
+    for number, cut in enumerate(each):
+        # to and fro: every run has something to write and a start to wait for
+        interrupt(cut, "playbooks/serve.yml", *(() if SOAK or number % 2 else ("-e", wanted)))
+    converge(controller, "deploy.yml" if SOAK else "playbooks/serve.yml")
     still(controller, "playbooks/serve.yml")
     settled(lab, host)
     assert served(host) == "max-running-requests: 4"
@@ -319,48 +332,45 @@ def served(host):
     return host.run("grep max-running-requests /etc/sglang/launch.yaml").strip()
 
 
-DEBUG_ON = cuts(
-    ("debug_probes : Restart the service with the probe", 0.3, 6.0, 3),
-    ("debug_probes : Write the drop-in", 0.0, 0.6, 1),
-)
-DEBUG_OFF = cuts(("debug_probes : Restore the service", 0.3, 6.0, 2))
+DEBUG_ON = [
+    *cuts(("debug_probes : Restart the service with the probe", 0.3, 12.0, 3)),
+    Cut("debug_probes : Write the drop-in", (0.0, 0.6), True, 3),
+]
+DEBUG_OFF = cuts(("debug_probes : Restore the service", 0.3, 12.0, 3))
 UNIT = "systemctl cat sglang; systemctl show sglang -P DropInPaths -P Environment -P EnvironmentFiles"
 
 
-@pytest.fixture(scope="module")
-def unit_before(deployed, host):
-    return host.run(UNIT)
-
-
-def switched_off(controller, lab, host, unit_before):
+@pytest.mark.parametrize(
+    ("on", "off"), itertools.zip_longest(alone(DEBUG_ON), alone(DEBUG_OFF), fillvalue=[]), ids=named
+)
+def test_debug(on, off, deployed, lab, controller, host):
+    """The probe's way in and its way out, cut in turn; `make soak` has a plain deployment before each re-run."""
+    before = host.run(UNIT)
+    for number, cuts_ in enumerate(itertools.zip_longest(on, off), start=1):
+        interrupt(cuts_[0], "deploy.yml", "--tags", "debug-on")
+        if number == len(on):
+            if SOAK:
+                converge(controller)
+            converge(controller, "deploy.yml", "--tags", "debug-on")
+            assert "50-pivot-probe.conf" in host.run("systemctl cat sglang")
+        if cuts_[1]:
+            interrupt(cuts_[1], "deploy.yml", "--tags", "debug-off")
+    if SOAK:
+        converge(controller)
     converge(controller, "deploy.yml", "--tags", "debug-off")
     still(controller, "deploy.yml", "--tags", "debug-off")
     settled(lab, host)
-    assert host.run(UNIT) == unit_before
-
-
-@pytest.mark.parametrize("cut", DEBUG_ON, ids=str)
-def test_debug_on(cut, deployed, lab, controller, host, unit_before):
-    interrupt(cut, "deploy.yml", "--tags", "debug-on")
-    converge(controller)
-    if SOAK:  # else the next case switches off what is half on here
-        switched_off(controller, lab, host, unit_before)
-
-
-@pytest.mark.parametrize("cut", DEBUG_OFF, ids=str)
-def test_debug_off(cut, deployed, lab, controller, host, unit_before):
-    if SOAK:
-        converge(controller, "deploy.yml", "--tags", "debug-on")
-    interrupt(cut, "deploy.yml", "--tags", "debug-off")
-    if SOAK:
-        converge(controller)
-    switched_off(controller, lab, host, unit_before)
+    assert host.run(UNIT) == before
 
 
 def test_nothing_is_left_to_do(deployed, lab, controller, host):
     still(controller)
     settled(lab, host)
-    FIGURES.append(
-        f"killed runs that a plain one brought to its end: "
-        f"{sum(map(len, (PROVISION, WEIGHTS, COLLECT, SERVE, ENGINE, DEBUG_ON, DEBUG_OFF)))} of 30"
-    )
+    FIGURES.append(f"killed runs: {len(MOMENTS)}, {sum(MOMENTS)} in the midst of their task, the others as it ended")
+
+
+@pytest.mark.parametrize("phase", [PROVISION, WEIGHTS, COLLECT, ENGINE, SERVE, DEBUG_ON, DEBUG_OFF])
+def test_there_are_three_seeds_a_phase_and_thirty_in_all(phase):
+    assert len(phase) >= 3
+    assert {cut.gone for cut in phase[:3]} == {True, False}
+    assert sum(map(len, (PROVISION, WEIGHTS, COLLECT, ENGINE, SERVE, DEBUG_ON, DEBUG_OFF))) == 30
