@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pivot import budget, descriptions, faults, inventory, launch, launch_rules, model, nccl, nodes, pins
+from pivot import budget, descriptions, devices, faults, inventory, launch, launch_rules, model, nccl, nodes, pins
 from pivot.findings import Finding, Severity, errors, render, waive
 
 # the roles that deploy.yml gives to every container
@@ -162,6 +162,7 @@ def _variables(
         yield from pins.check(values.get("pivot_pins"), Path(values.get("pivot_root") or project), host.place)
     yield from inventory.missing(host.name, host.given, specs, roles)
     yield from inventory.unknown_variables(host.name, host.given, specs, host.place)
+    yield from devices.deployed(host.name, values)
     for options in specs.values():
         yield from inventory.type_findings(host.name, validate(options, values), options, host.place)
 
