@@ -25,14 +25,20 @@ CLEARLY = 4.0
 # positions that a state may have been moved by and still be looked for
 FARTHEST = 4
 
+# a factor that differs from row to row
+PER_ROW = "another factor in each row"
+
 SAME, ROUND, SCALE, MOVED, OLD, ZERO, NONE = "same", "rounded", "scaled", "moved", "old", "zero", "none"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Match:
-    """What one slice is in one call. kind: ``same``, ``rounded`` (detail: to which type), ``scaled`` (detail: by
-    what), ``moved`` (detail: by how many positions, -1 is the position before), ``old`` (an earlier forward's),
-    ``zero``, ``none``. layer: the layer whose input it is or was made of, None where there is none."""
+    """What one slice is in one call.
+
+    kind: ``same``, ``rounded`` (detail: to which type), ``scaled`` (detail: by what, or PER_ROW), ``moved`` (detail:
+    by how many positions, -1 is the position before), ``old`` (an earlier forward's), ``zero``, ``none`` (detail: the
+    nearest layer, where one clearly is). layer: the layer whose input it is or was made of, None where there is none.
+    """
 
     kind: str
     layer: int | None = None
@@ -53,7 +59,8 @@ class Match:
             return f"{name}, of the position {side}" if abs(count) == 1 else f"{name}, of {abs(count)} positions {side}"
         if self.kind == OLD:
             return f"{name}, of an earlier forward"
-        return "zero" if self.kind == ZERO else "none of the recorded states"
+        nearest = f", nearest to the {self.detail}" if self.detail else ""
+        return "zero" if self.kind == ZERO else f"none of the recorded states{nearest}"
 
 
 def layer_name(layer: int) -> str:
@@ -160,7 +167,7 @@ class History:
             or _scaled(rows, target.states, dtype)
             or _rounded(rows, target.states)
             or self._old(rows, number)
-            or Match(NONE)
+            or _unknown(rows, target.states)
         )
 
     def _moved(self, rows: Rows, number: int) -> Match | None:
@@ -240,27 +247,30 @@ def _flat(rows: Rows, count: int) -> tuple[float, ...]:
 
 
 def _scaled(rows: Rows, states: Mapping[int, Rows], dtype: str) -> Match | None:
-    """One layer's state times a number."""
+    """One layer's state times a number, or times one number a row, as a norm without weights leaves it."""
     tolerance = {"bfloat16": 5e-3, "float16": 6e-4}.get(dtype, 1e-4)
     fits = []
     for layer, state in states.items():
-        count = min(len(rows), len(state))
-        ours, theirs = _flat(rows, count), _flat(state, count)
-        length, own = math.sumprod(theirs, theirs), math.hypot(*ours)
-        if not length or not own:
-            continue
-        factor = math.sumprod(ours, theirs) / length
-        distance = math.dist(ours, [factor * value for value in theirs]) / own
-        fits.append((distance, layer, factor))
+        pairs = [(_numbers(ours), _numbers(theirs)) for ours, theirs in zip(rows, state, strict=False)]
+        if pairs and all(any(ours) and any(theirs) for ours, theirs in pairs):
+            factors = [math.sumprod(ours, theirs) / math.sumprod(theirs, theirs) for ours, theirs in pairs]
+            distance = max(
+                math.dist(ours, [factor * value for value in theirs]) / math.hypot(*ours)
+                for factor, (ours, theirs) in zip(factors, pairs, strict=True)
+            )
+            fits.append((distance, layer, factors))
     fits.sort()
-    if not fits or fits[0][0] > tolerance or (len(fits) > 1 and fits[1][0] < CLEARLY * fits[0][0]):
+    if not fits or fits[0][0] > tolerance or (len(fits) > 1 and fits[1][0] < CLEARLY * tolerance):
         return None
-    _distance, layer, factor = fits[0]
+    _distance, layer, factors = fits[0]
+    if max(factors) - min(factors) > 4 * tolerance * max(map(abs, factors)):
+        return Match(SCALE, layer, PER_ROW)
+    factor = math.fsum(factors) / len(factors)
     return Match(SCALE, layer, f"{factor:.4g}") if abs(factor - 1) > tolerance else None
 
 
-def _rounded(rows: Rows, states: Mapping[int, Rows]) -> Match | None:
-    """One layer's state after a stay in a narrower type."""
+def _nearest(rows: Rows, states: Mapping[int, Rows]) -> list[tuple[float, int]]:
+    """Relative distance and layer, the nearest first."""
     near = []
     for layer, state in states.items():
         count = min(len(rows), len(state))
@@ -268,9 +278,21 @@ def _rounded(rows: Rows, states: Mapping[int, Rows]) -> Match | None:
         length = math.hypot(*theirs)
         if length:
             near.append((math.dist(ours, theirs) / length, layer))
-    near.sort()
+    return sorted(near)
+
+
+def _rounded(rows: Rows, states: Mapping[int, Rows]) -> Match | None:
+    """One layer's state after a stay in a narrower type."""
+    near = _nearest(rows, states)
     if not near or (len(near) > 1 and near[1][0] < CLEARLY * near[0][0]):
         return None
     distance, layer = near[0]
     kind = next((name for name, least, most in ROUNDED if least <= distance < most), None)
     return Match(ROUND, layer, kind) if kind else None
+
+
+def _unknown(rows: Rows, states: Mapping[int, Rows]) -> Match:
+    """None of the states, and which of them is nearest where one clearly is."""
+    near = _nearest(rows, states)
+    clear = near and near[0][0] < 1 and (len(near) == 1 or near[1][0] > 1.5 * near[0][0])
+    return Match(NONE, None, layer_name(near[0][1]) if clear else "")

@@ -169,6 +169,27 @@ def test_a_scaled_slice_is_named_with_its_factor(factor: float, said: str) -> No
     assert (answer.verdict, codes(answer.findings)) == ("engine", ["WIRE-PACKED", "WIRE-SCALED"])
 
 
+def test_a_normed_slice_is_scaled_row_by_row() -> None:
+    def change(states: list[list[Row]]) -> list[list[Row]]:
+        return [[[number / sum(map(abs, numbers)) for number in numbers] for numbers in states[0]], *states[1:]]
+
+    answer = usual(change).analyse(expected=[2, 3, 5])
+    assert str(answer.slices[0].match) == "input of layer 2 (output of layer 1), times another factor in each row"
+
+
+def test_a_state_that_is_nobodys_says_whose_it_is_nearest_to() -> None:
+    dice = random.Random(1)  # noqa: S311 - as above
+
+    def change(states: list[list[Row]]) -> list[list[Row]]:
+        return [states[0], [[number + dice.gauss(0, 0.3) for number in row] for row in states[1]], states[2]]
+
+    answer = usual(change).analyse(expected=[2, 3, 5])
+    assert codes(answer.findings) == ["WIRE-FED", "WIRE-UNKNOWN"]
+    assert str(answer.slices[1]) == (
+        "fc slice 1 = none of the recorded states, nearest to the input of layer 3 (output of layer 2), in 5 calls"
+    )
+
+
 @pytest.mark.parametrize(("error", "said"), [(2e-4, "float16"), (1.7e-3, "bfloat16"), (3e-2, "an 8-bit type")])
 def test_a_rounded_slice_is_a_warning_with_the_type_it_went_through(error: float, said: str) -> None:
     dice = random.Random(1)  # noqa: S311 - as above
