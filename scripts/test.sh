@@ -7,11 +7,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
-root=$PWD
-logs=$root/artifacts/test
-beside=$root/.cache/beside
+logs=$PWD/artifacts/test
+rm -rf "$logs"
 mkdir -p "$logs"
-rm -f "$logs"/*
 export PIVOT_TEST_LANES=1
 
 step() {
@@ -29,8 +27,6 @@ step() {
     return $status
 }
 
-beside_lab() { PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache pivot-lab "$@"; }
-
 # The first deployment's engine becomes a layer: tests/integration/conftest.py
 engine() {
     until pivot-lab layer list 2>/dev/null | grep -qx engine; do
@@ -40,25 +36,6 @@ engine() {
         fi
         sleep 1
     done
-}
-
-interruption() {
-    engine
-    if [[ -d $beside ]]; then beside_lab down; fi
-    rm -rf "$beside"
-    mkdir -p "$beside/.cache"
-    rsync --archive --exclude /.git --exclude /artifacts/** --filter ':- .gitignore' ./ "$beside/"
-    ln -s "$root/.cache/wheelhouse" "$beside/.cache/wheelhouse"
-    local status=0
-    (
-        cd "$beside"
-        export PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache ANSIBLE_CONFIG=$beside/ansible.cfg
-        PIVOT_TEST_ENGINE=$(python -c 'import sys; from pivot_lab.layout import Layout as L; from pathlib import Path as P; print(L.of(P(sys.argv[1])).layers / "engine/tree/opt/sglang")' "$root")
-        export PIVOT_TEST_ENGINE
-        python -m pytest -v --durations=0 --durations-min=5 tests/integration/test_interruption.py
-    ) || status=$?
-    beside_lab down
-    return $status
 }
 
 deploy_lane() {
@@ -76,7 +53,10 @@ check_lane() {
     step molecule scripts/molecule.sh
 }
 
-interrupt_lane() { step interruption interruption; }
+interrupt_lane() {
+    engine
+    step interruption scripts/beside.sh -v --durations=0 --durations-min=5 tests/integration/test_interruption.py
+}
 
 # a new lab for a new run; also what an interrupted run left
 pivot-lab down

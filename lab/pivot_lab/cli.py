@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     copy.add_argument("directory")
     copy.add_argument("layer")
     layer.add_parser("list", help="print the names of saved layers")
+    layer.add_parser("show", help="print where one lies").add_argument("layer")
     layer.add_parser("drop", help="remove one").add_argument("layer")
     return parser
 
@@ -98,6 +99,8 @@ def _run_layer(layout: Layout, args: argparse.Namespace) -> None:
         say(f"saved in {scratch.save(args.name, args.layer)}")
     elif args.verb == "copy":
         say(f"copied to {scratch.copy(args.name, args.directory, args.layer)}")
+    elif args.verb == "show":
+        print(scratch.tree(args.layer))
     elif args.verb == "drop":
         scratch.drop(args.layer)
     else:

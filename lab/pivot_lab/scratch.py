@@ -124,6 +124,10 @@ class Scratch:
         found = ((path.name, read_json(path / "layer.json")) for path in self.layout.layers.iterdir())
         return {name: data for name, data in found if data}
 
+    def tree(self, layer: str) -> Path:
+        """Where a saved layer lies."""
+        return self.lowers(layer)[0]
+
     def save(self, name: str, layer: str) -> Path:
         """Stop a container and keep what it changed as a layer for further clones; the container is gone then."""
         check_name(name, "scratch container")

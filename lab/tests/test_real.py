@@ -402,6 +402,7 @@ def test_a_directory_of_a_container_becomes_a_layer_and_the_container_stays(lab:
         assert "already exists" in lab.run("layer", "copy", "s-donor", "/opt/a", "part", check=False).stderr
         assert "has no directory /opt/z" in lab.run("layer", "copy", "s-donor", "/opt/z", "z", check=False).stderr
         assert lab.run("layer", "list").stdout == "part\n"
+        assert Path(lab.run("layer", "show", "part").stdout.strip(), "opt/a/b/c").read_text() == "kept\n"
         clone = json.loads(lab.run("scratch", "up", "heir", "--layer", "part").stdout)
         look = "cat /opt/a/l; stat -c %u:%g:%a /opt /opt/a /opt/a/b; ls /etc/n; hostname"
         shown = lab.ssh(clone["address"], look, Path(clone["known_hosts"]))
