@@ -200,24 +200,44 @@ def deployed(
     wrong = [*_implausible(card, fraction)]
     if wrong:
         return None, [Finding(code, severity, subject, text, fix) for code, severity, text, fix in wrong]
-    cards = _whole(next((flags[name] for name in TP if name in flags), 1))
     target = model.release(values, values.get("sglang_server_model_path"), read)
     drafter = model.release(values, values.get("sglang_server_drafter_path"), read)
-    drafted = bool(values.get("sglang_server_drafter_path"))
+    if target is None or (values.get("sglang_server_drafter_path") and drafter is None):
+        return None, []
+    if drafter is None:
+        return of(subject, flags, card, target.get("config"), weight_bytes(target)), []
+    own = drafter.get("config") or {}
+    plan = of(subject, flags, card, target.get("config"), weight_bytes(target), own, weight_bytes(drafter))
+    return plan, []
+
+
+def of(
+    subject: str,
+    flags: Mapping[str, Any],
+    card: float | None,
+    target: object,
+    weights: int | None,
+    drafter: object = None,
+    own: int | None = 0,
+) -> Plan | None:
+    """The plan of a launch, None when too little is known.
+
+    card: GiB of one; target, drafter: their config.json, the drafter's None without one; weights, own: bytes of their
+    safetensors files.
+    """
+    fraction = _real(flags.get("mem-fraction-static"))
+    cards = _whole(next((flags[name] for name in TP if name in flags), 1))
     kind = flags.get("kv-cache-dtype", "auto")
     # without a word of the launch the cache is of the model's type, bf16 with all models that are served here
     width = BYTES.get("bf16" if kind == "auto" else kind) if isinstance(kind, str) else None
     spread = any(_spreads(name, flags[name]) for name in SPREAD if name in flags)
-    if fraction is None or cards is None or width is None or spread or target is None or (drafted and drafter is None):
-        return None, []
-    weights, own = weight_bytes(target), weight_bytes(drafter) if drafter else 0
-    token, draft = kv_bytes(target.get("config"), cards, width), 0
-    if drafter:
-        counted = kv_bytes(drafter.get("config"), cards, width)
-        draft = -1 if counted is None else counted
-    if weights is None or own is None or token is None or draft < 0:
-        return None, []
-    plan = Plan(
+    if fraction is None or not 0 < fraction < 1 or cards is None or width is None or spread or card is None:
+        return None
+    token = kv_bytes(target, cards, width)
+    draft = 0 if drafter is None else kv_bytes(drafter, cards, width)
+    if not weights or own is None or token is None or draft is None:
+        return None
+    return Plan(
         subject=subject,
         card_gib=card,
         cards=cards,
@@ -229,7 +249,6 @@ def deployed(
         requests=_whole(flags.get("max-running-requests")),
         limit=_tokens(flags.get("max-total-tokens")),
     )
-    return plan, []
 
 
 def _implausible(card: float, fraction: float | None) -> Iterator[Wrong]:

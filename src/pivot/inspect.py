@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pivot import descriptions, launch, launch_rules, model, nccl
+from pivot import budget, descriptions, launch, launch_rules, model, nccl
 from pivot.configs import short
 from pivot.findings import Finding, Severity, render
 from pivot.redact import MASK
@@ -195,8 +195,50 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
         verdict = model.check(_pair(settings, target, drafter, contract))
         layers = verdict.line
         found += [finding for finding in verdict.findings if finding.code not in WITHOUT_ENGINE]
+    found += _places(subject, host["engine"])
+    plan = _plan(subject, host, flags)
+    found += budget.check(plan) if plan else []
     text = inventory(subject, version, host, flags, ids)
-    return Inspection(tuple(_lines(subject, version, host)), layers, tuple(dict.fromkeys(found)), text)
+    lines = [*_lines(subject, version, host), *([f"  {'memory':<13} {budget.line(plan)}"] if plan else [])]
+    return Inspection(tuple(lines), layers, tuple(dict.fromkeys(found)), text)
+
+
+def _plan(subject: str, host: Mapping[str, Any], flags: Mapping[str, Any]) -> budget.Plan | None:
+    """What one card has to hold, None where it is not known."""
+    target, drafter = host["target"] or {}, host["drafter"]
+    size = host["card_mib"] / 1024
+    if not size:
+        return None
+    if not drafter:
+        return budget.of(subject, flags, size, target.get("config"), target.get("bytes"))
+    own = drafter["config"] or {}
+    return budget.of(subject, flags, size, target.get("config"), target.get("bytes"), own, drafter["bytes"])
+
+
+def _places(subject: str, engine: Mapping[str, Any]) -> Iterator[Finding]:
+    """Code that is not where an installed release has it, so that its version says little."""
+    for install in engine["installs"]:
+        if not install["editable"]:
+            continue
+        message = f"SGLang {install['version']} is an editable installation of {install['editable']}"
+        if install["changed"]:
+            message += f", where {install['changed']} tracked files differ from its commit"
+        fix = "install a released wheel; what was checked here is what the version number stands for"
+        yield _finding("INSPECT-EDITABLE", WARNING, subject, message, fix)
+    if len(engine["installs"]) > 1:
+        places = ", ".join(f"{install['version']} in {install['place']}" for install in engine["installs"])
+        message = f"SGLang is installed more than once for this interpreter: {places}; the first was checked"
+        yield _finding("INSPECT-INSTALLS", WARNING, subject, message, "leave one")
+    editable = {install["editable"] for install in engine["installs"]}
+    strays = [(place, why) for place, why in engine["paths"] if not any(_inside(place, home) for home in editable)]
+    if strays:
+        named = ", ".join(f"{place} ({why})" for place, why in strays)
+        message = f"Python also takes code from {named}: a module there can stand in for one of the engine"
+        yield _finding("INSPECT-PATHS", WARNING, subject, message, "remove what is not meant")
+
+
+def _inside(place: str, home: str) -> bool:
+    return bool(home) and (place == home or place.startswith(f"{home}/"))
 
 
 def _pair(
@@ -371,10 +413,15 @@ def inventory(
     if drafter:
         values["sglang_server_drafter_path"] = drafter["path"]
         values["sglang_server_drafter_config"] = drafter.get("config")
-        values["sglang_server_drafter_files"] = sorted(drafter.get("tensors") or [])
+        values["sglang_server_drafter_files"] = [name for name in drafter["files"] if name != "config.json"]
         values["sglang_server_eagle_layer_ids"] = list(ids) if ids else None
     values["sglang_server_launch"] = {name: flags[name] for name in sorted(flags) if name not in OWN}
     values["sglang_server_environment"] = dict(sorted(host["environment"].items()))
     sealed = {name: _sealed(name, value) for name, value in values.items() if value is not None}
+    if host["card_mib"]:
+        values["gpu_runtime_accelerator"] = "cuda"
+        values["gpu_runtime_memory_gib"] = round(host["card_mib"] / 1024, 1)
+        values["gpu_runtime_compute_capability"] = next(iter(host["capabilities"]), None)
+        sealed |= {name: values[name] for name in values if name.startswith("gpu_") and values[name] is not None}
     start = f"# {subject} as it was found; of its environment only what concerns the engine is here\n"
     return start + yaml.dump(sealed, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

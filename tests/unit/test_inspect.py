@@ -55,14 +55,31 @@ def found_on_host() -> dict[str, Any]:
         "argv": ["/v/bin/python", "-m", "sglang.launch_server", "--config", "/etc/chat.yaml", "--port", "31000"],
         "config": {"path": "/etc/chat.yaml", "text": CONFIG},
         "environment": {"OMP_NUM_THREADS": "1", "HF_TOKEN": MASK},
-        "engine": {"python": "/v/bin/python", "version": "0.5.23", "nccl": "2.30.7", "plugins": []},
+        "engine": {
+            "python": "/v/bin/python",
+            "version": "0.5.23",
+            "nccl": "2.30.7",
+            "plugins": [],
+            "installs": [
+                {"version": "0.5.23", "place": "/v/lib/python3.11/site-packages", "editable": "", "changed": 0}
+            ],
+            "paths": [],
+        },
         "target": {
             "name": "target",
             "path": "/srv/chat/target",
             "config": json.loads((MODELS / "target/config.json").read_text()),
+            **host_side.content(MODELS / "target"),
         },
-        "drafter": {"name": "org/drafter", "path": "/srv/chat/drafter", "config": drafter, "tensors": tensors()},
+        "drafter": {
+            "name": "org/drafter",
+            "path": "/srv/chat/drafter",
+            "config": drafter,
+            "tensors": tensors(),
+            **host_side.content(MODELS / "drafter"),
+        },
         "server_info": {"version": "0.5.23", "speculative_algorithm": "EAGLE3"},
+        "card_mib": 0,
         "capabilities": [],
         "problems": [],
     }
@@ -236,6 +253,117 @@ def test_the_inventory_is_one_that_the_role_accepts() -> None:
     assert values["sglang_server_model_path"] == "/srv/chat/target"
     assert values["sglang_server_drafter_path"] == "/srv/chat/drafter"
     assert values["sglang_server_drafter_files"] == ["model.safetensors"]
+
+
+def test_the_inventory_describes_this_server() -> None:
+    """Its flags are those that count, under the role's own variables where they have one."""
+    host = found_on_host()
+    values = yaml.safe_load(inspect.examine("h1", host).inventory)
+    table = descriptions.load("0.5.23")["flags"]
+    counted = inspect.merged(inspect.config_flags(CONFIG), inspect.argv_flags(host["argv"], table), table)
+    again = {flag: values[variable] for flag, variable in inspect.OWN.items() if variable in values}
+    again |= values["sglang_server_launch"]
+    counted |= {"model-path": "/srv/chat/target", "api-key": "{{ vault_sglang_api_key }}"}
+    assert again == counted
+    assert values["sglang_server_environment"].keys() == host["environment"].keys()
+    files = {path.name for path in (MODELS / "drafter").iterdir() if path.is_file()} - {"config.json"}
+    assert set(values["sglang_server_drafter_files"]) == files
+    assert launch.check("h1", values["sglang_server_launch"], values["sglang_server_environment"]) == []
+
+
+def test_the_memory_of_a_card_is_worked_out() -> None:
+    host = found_on_host()
+    host["argv"] += ["--mem-fraction-static", "0.85"]
+    assert "memory" not in inspect.examine("h1", host).text()  # no driver, nothing known
+    host["card_mib"], host["capabilities"] = 97887, ["12.0"]
+    host["target"]["bytes"], host["drafter"]["bytes"] = 50 << 30, 1 << 30
+    answer = inspect.examine("h1", host)
+    assert (
+        "  memory        81.3 of 95.5928 GiB a card are static: weights 50.0, drafter 1.0, KV cache 30.3"
+        in answer.text()
+    )
+    values = yaml.safe_load(answer.inventory)
+    assert (values["gpu_runtime_memory_gib"], values["gpu_runtime_compute_capability"]) == (95.6, "12.0")
+    host["target"]["bytes"] = 100 << 30
+    assert "BUDGET-WEIGHTS" in codes(host)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        (
+            {"installs": [{"version": "0.5.23", "place": "/v/site", "editable": "/opt/sglang-old", "changed": 2}]},
+            "INSPECT-EDITABLE",
+            "is an editable installation of /opt/sglang-old, where 2 tracked files differ from its commit",
+        ),
+        (
+            {
+                "installs": [
+                    {"version": "0.5.9", "place": "/extra", "editable": "", "changed": 0},
+                    {"version": "0.5.23", "place": "/v/site", "editable": "", "changed": 0},
+                ]
+            },
+            "INSPECT-INSTALLS",
+            "more than once for this interpreter: 0.5.9 in /extra, 0.5.23 in /v/site; the first was checked",
+        ),
+        (
+            {"paths": [["/opt/patches", "PYTHONPATH"], ["/srv/sglang", "the working directory"]]},
+            "INSPECT-PATHS",
+            "/opt/patches (PYTHONPATH), /srv/sglang (the working directory)",
+        ),
+    ],
+)
+def test_code_from_elsewhere_is_said(changes: dict[str, Any], code: str, said: str) -> None:
+    host = found_on_host()
+    host["engine"] |= changes
+    answer = inspect.examine("h1", host)
+    assert {item.code: str(item.severity) for item in answer.findings} == {code: "warning"}
+    assert said in " ".join(answer.text().split())
+
+
+def test_the_path_of_an_editable_installation_is_said_once() -> None:
+    host = found_on_host()
+    host["engine"]["installs"][0]["editable"] = "/opt/s"
+    host["engine"]["paths"] = [["/opt/s/python", "/v/site/__editable__.sglang.pth"]]
+    assert codes(host) == {"INSPECT-EDITABLE": "warning"}
+
+
+def test_a_host_says_where_its_code_comes_from(tmp_path: Path) -> None:
+    site = tmp_path / "v/lib/python3.11/site-packages"
+    record = site / "sglang-0.5.23.dist-info"
+    record.mkdir(parents=True)
+    (record / "direct_url.json").write_text('{"url": "file:///opt/my%20sglang", "dir_info": {"editable": true}}')
+    (site / "stray.pth").write_text("import os\n# /no\n/opt/patches\n")
+    (tmp_path / "w/sglang").mkdir(parents=True)
+    (tmp_path / "w/sglang/__init__.py").write_text("")
+    paths = host_side.Paths(0, {"PYTHONPATH": f"relative:{tmp_path}/extra"})
+    paths.base = str(tmp_path / "w")
+    found = host_side.engine(str(tmp_path / "v/bin/python"), paths)
+    assert [(item["version"], item["editable"]) for item in found["installs"]] == [("0.5.23", "/opt/my sglang")]
+    assert found["paths"] == [
+        [f"{tmp_path}/extra", "PYTHONPATH"],
+        ["/opt/patches", str(site / "stray.pth")],
+        [str(tmp_path / "w/sglang"), "the working directory"],
+    ]
+
+
+def test_changed_files_of_an_editable_installation_are_counted(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        subprocess.run(["git", *who, "-C", str(tmp_path / "s"), *words], check=True, capture_output=True)
+
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/a.py").write_text("a = 1\n")
+    git("init")
+    git("add", "a.py")
+    git("commit", "-m", "x")
+    (tmp_path / "s/a.py").write_text("a = 2\n")
+    record = tmp_path / "sglang-1.dist-info"
+    record.mkdir()
+    (record / "direct_url.json").write_text(json.dumps({"url": f"file://{tmp_path}/s", "dir_info": {"editable": True}}))
+    index = (tmp_path / "s/.git/index").read_bytes()
+    assert host_side.source(str(record), host_side.Paths(0, {})) == {"editable": f"{tmp_path}/s", "changed": 1}
+    assert (tmp_path / "s/.git/index").read_bytes() == index
 
 
 def test_secrets_become_names_and_templates_of_others_stay_texts() -> None:

@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 
 from pivot.redact import MASK, Redactor, secret_name, secret_values
@@ -399,22 +400,89 @@ def interpreter(argv, pid, paths):
 
 
 def engine(python, paths):
-    """Versions of SGLang and NCCL, and the plugins beside them, from what is installed there; nothing is imported."""
+    """Versions of SGLang and NCCL, the plugins beside them, and where Python takes code from, as it is installed there;
+    nothing is imported."""
     home = os.path.dirname(os.path.dirname(python))
     lib = f"{glob.escape(home)}/lib/python3*"
-    patterns = [f"{lib}/site-packages", f"{lib}/dist-packages", "/usr/lib/python3/dist-packages"]
-    patterns += ["/usr/local/lib/python3*/dist-packages"] if home == "/usr" else []
-    patterns += [item for item in paths.environment.get("PYTHONPATH", "").split(":") if item.startswith("/")]
-    version, nccl, plugins, seen = "", "", [], 0
-    for pattern in patterns:
+    own = [f"{lib}/site-packages", f"{lib}/dist-packages", "/usr/lib/python3/dist-packages"]
+    own += ["/usr/local/lib/python3*/dist-packages"] if home == "/usr" else []
+    given = [item for item in paths.environment.get("PYTHONPATH", "").split(":") if item.startswith("/")]
+    version, nccl, plugins, installs, seen = "", "", [], [], 0
+    # earlier places win
+    for pattern in [*map(glob.escape, given), *own]:
         for path in sorted(glob.glob(f"{glob.escape(paths.root)}{pattern}/*.dist-info")):
             seen += 1
             name, _, rest = os.path.basename(path)[: -len(".dist-info")].partition("-")
-            version = version or (rest if name.lower() == "sglang" else "")
+            if name.lower() == "sglang":
+                version = version or rest
+                installs.append({"version": rest, "place": paths.own(os.path.dirname(path)), **source(path, paths)})
             nccl = nccl or (rest if re.fullmatch(r"nvidia_nccl_cu[0-9]+", name) else "")
             if seen <= MOST_PACKAGES and registers(path):
                 plugins.append(f"{name} {rest}")
-    return {"python": python, "version": version, "nccl": nccl, "plugins": plugins[:MOST_FILES]}
+    return {
+        "python": python,
+        "version": version,
+        "nccl": nccl,
+        "plugins": plugins[:MOST_FILES],
+        "installs": installs[:MOST_FILES],
+        "paths": strays(own, given, paths)[:MOST_FILES],
+    }
+
+
+def source(path, paths):
+    """Where the code of an editable installation lies, and how many of its tracked files were changed; else nothing."""
+    try:
+        record = parsed(read(f"{path}/direct_url.json", 1 << 16))
+    except Failed:
+        return {"editable": "", "changed": 0}
+    record = record if isinstance(record, dict) else {}
+    kind, url = record.get("dir_info"), str(record.get("url"))
+    if not isinstance(kind, dict) or not kind.get("editable") or not url.startswith("file://"):
+        return {"editable": "", "changed": 0}
+    place = urllib.parse.unquote(url[len("file://") :])
+    # no optional locks: git would otherwise refresh its index, and nothing may change here
+    status = run(
+        *("git", "--no-optional-locks", "-c", f"safe.directory={paths.place(place)}", "-C", paths.place(place)),
+        *("status", "--porcelain", "--untracked-files=no"),
+    )
+    return {"editable": place, "changed": len(status.splitlines())}
+
+
+def strays(own, given, paths):
+    """Places of code besides the interpreter's own, as [place, why]: of PYTHONPATH, of .pth files, a directory sglang
+    where the server was started, which -m takes before all others."""
+    found = [[item, "PYTHONPATH"] for item in given]
+    for pattern in own:
+        for path in sorted(glob.glob(f"{glob.escape(paths.root)}{pattern}/*.pth"))[:MOST_FILES]:
+            try:
+                lines = read(path, 1 << 16, whole=False).decode("utf-8", "replace").splitlines()
+            except Failed:
+                continue
+            found += [[line.strip(), paths.own(path)] for line in lines if line.strip().startswith("/")]
+    if os.path.isfile(os.path.join(paths.place("sglang"), "__init__.py")):
+        found.append([os.path.join(paths.base, "sglang"), "the working directory"])
+    return found
+
+
+def card():
+    """MiB of the smallest card, 0 where no NVIDIA driver says it."""
+    sizes = run("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits").split()
+    return min((int(size) for size in sizes if re.fullmatch(r"[0-9]{1,9}", size)), default=0)
+
+
+def content(directory):
+    """Names of a model's files, and the bytes of its safetensors files; nothing is opened."""
+    names, size = [], 0
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if not entry.is_file():
+                    continue
+                names.append(entry.name)
+                size += entry.stat().st_size if entry.name.endswith(".safetensors") else 0
+    except OSError:
+        return {"files": [], "bytes": 0}
+    return {"files": sorted(names)[: 4 * MOST_FILES], "bytes": size}
 
 
 def registers(path):
@@ -497,6 +565,7 @@ def inspect(given):
         "target": None,
         "drafter": None,
         "server_info": server_info(settings, look) if pid else None,
+        "card_mib": card(),
         "capabilities": sorted(set(run("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split()))[:8],
     }
     if target:
@@ -505,6 +574,7 @@ def inspect(given):
             "name": target,
             "path": paths.own(directory),
             "config": config_of(directory, "target's config", look),
+            **content(directory),
         }
     else:
         look.problem("target", "no model-path is on the command line or in the file of --config")
@@ -515,6 +585,7 @@ def inspect(given):
             "path": paths.own(directory),
             "config": config_of(directory, "drafter's config", look),
             "tensors": tensors_of(directory, look),
+            **content(directory),
         }
     return {**look.told({name: result[name] for name in result}), "problems": look.told(look.problems)}
 
