@@ -40,12 +40,13 @@ def walk(node: yaml.Node, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def tasks(node: yaml.Node) -> Iterator[yaml.MappingNode]:
-    """Every mapping that is an item of a list: plays, tasks, blocks."""
+    """Every mapping that is an item of a list (plays, tasks, blocks), and what an include applies to its tasks."""
     if isinstance(node, yaml.SequenceNode):
         yield from (item for item in node.value if isinstance(item, yaml.MappingNode))
     children = node.value if isinstance(node, yaml.SequenceNode) else []
     if isinstance(node, yaml.MappingNode):
         children = [value for _, value in node.value]
+        yield from (v for key, v in node.value if key.value == "apply" and isinstance(v, yaml.MappingNode))
     for child in children:
         yield from tasks(child)
 
@@ -110,7 +111,9 @@ def foreign(text: str, role: str, roles: list[str]) -> list[str]:
     if document is None:
         return []
     others = "|".join(sorted((name for name in roles if name != role), key=len, reverse=True))
-    pattern = re.compile(rf"(?<![\w.])(?:__)?(?:{others})_\w+|{INVENTORY_NAMES}")
+    name = rf"(?:__)?(?:{others})_\w+"
+    # an attribute is another thing's name, but not of hostvars
+    pattern = re.compile(rf"(?<![\w.]){name}|hostvars\b[\w.\[\]()'\" ]*?\.{name}|{INVENTORY_NAMES}")
     found = {(line, name) for line, value in variables(document) for name in pattern.findall(value)}
     return [f"line {line}: {name}" for line, name in sorted(found)]
 
@@ -136,6 +139,7 @@ def specs(role: str) -> dict[str, dict[str, object]]:
         "- block:\n    - command: x\n  no_log: true\n",
         "# something else\n- name: A\n  command: x\n  no_log: true\n",
         "- hosts: all\n  tasks:\n    - command: x\n      ignore_unreachable: true\n",
+        "- include_role:\n    name: x\n    apply:\n      ignore_errors: true\n",
     ],
 )
 def test_a_silenced_task_without_a_reason_is_found(task: str) -> None:
@@ -167,6 +171,10 @@ def test_a_reason_beside_it_is_accepted(task: str) -> None:
         "- debug: {msg: x}\n  loop: ['{{ vault_key }}']",
         "mine_pin: '{{ pivot_pins.engines }}'",
         "mine_host: '{{ lab_api_host }}'",
+        "mine_port: '{{ hostvars[mine_node].other_role_port }}'",
+        "mine_port: '{{ hostvars.node.__other_role_plan }}'",
+        "mine_port: '{{ hostvars[mine_node][\"other_role_port\"] }}'",
+        'mine_port: \'{{ lookup("vars", "other_role_port") }}\'',
     ],
 )
 def test_a_variable_of_another_is_found(text: str) -> None:
@@ -199,11 +207,22 @@ def test_no_task_file_is_long(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= LONGEST
 
 
+def rendered(role: str) -> list[Path]:
+    """The project's templates that a role's files name."""
+    named = "".join(path.read_text() for path in (ROOT / "roles" / role).rglob("*.yml"))
+    return [path for path in sorted((ROOT / "templates").glob("*.j2")) if path.name in named]
+
+
+def test_every_template_belongs_to_one_role() -> None:
+    owned = [path for role in ROLES for path in rendered(role)]
+    assert sorted(owned) == sorted((ROOT / "templates").rglob("*.j2"))
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_no_role_reads_the_variables_of_another(role: str) -> None:
     files = sorted((ROOT / "roles" / role).rglob("*.yml"))
     found = {relative(path): foreign(path.read_text(), role, ROLES) for path in files}
-    for path in sorted((ROOT / "roles" / role).glob("templates/**/*.*")):
+    for path in [*(ROOT / "roles" / role).glob("templates/**/*.*"), *rendered(role)]:
         found[relative(path)] = foreign(yaml.dump([path.read_text()]), role, ROLES)
     assert {path: names for path, names in found.items() if names} == {}
 
