@@ -2,8 +2,8 @@
 
     python probe/bench.py --python /opt/sglang/current/bin/python [--rounds N] [--records DIR]
 
-`--python` is the interpreter of an installed SGLang with the lab's CPU kernels; this program itself needs the
-project's environment. Both servers run throughout, so that whatever else the machine does falls on both alike.
+`--python` is the interpreter of an installed SGLang with the lab's CPU kernels; any Python from 3.11 on runs this
+program. Both servers run throughout, so that whatever else the machine does falls on both alike.
 Exit status 1 when an output differs from plain decoding or the throughput with the probe is below `--least`.
 """
 
@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +26,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 MODELS = PROJECT / "lab" / "models"
 sys.path.insert(0, str(MODELS))
 
+import beside  # noqa: E402 - after the path above, as the linter sorts them
 import serve  # noqa: E402 - the lab's own, beside its models
-
-from pivot.probe import payload  # noqa: E402 - after the path above, as the linter sorts them
 
 NEW_TOKENS = 64
 LEAST = 0.85
@@ -55,20 +53,10 @@ class Side:
         return self.tokens / sum(self.seconds)
 
 
-def generate(port: int, request: Mapping[str, Any]) -> dict[str, Any]:
-    """One greedy request, end of text ignored; the reply of /generate."""
-    sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-    body = json.dumps({**request, "sampling_params": sampling}).encode()
-    call = urllib.request.Request(f"http://127.0.0.1:{port}/generate", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(call, timeout=120) as reply:  # noqa: S310 - http, as written above
-        answer: dict[str, Any] = json.load(reply)
-    return answer
-
-
 def ask(side: Side, prompt: Mapping[str, Any], number: int) -> None:
     """One greedy request; counts its tokens, its time, and whether they are those of plain decoding."""
     began = time.monotonic()
-    reply = generate(side.port, {"text": prompt["text"], "rid": f"{RID}-{number}"})
+    reply = serve.generate(side.port, prompt["text"], NEW_TOKENS, rid=f"{RID}-{number}")
     side.seconds.append(time.monotonic() - began)
     side.tokens += len(reply["output_ids"])
     side.wrong += reply["output_ids"] != prompt["output_ids"]
@@ -86,15 +74,6 @@ def processor_seconds(port: int) -> float:
                 leaders.add(int(fields[3]))
     total += sum(seconds for session, seconds in stats if session in leaders)
     return total
-
-
-def install(directory: Path) -> Path:
-    """The probe as it lies on a host, in this directory."""
-    for name, content in payload(PROJECT / "probe").items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
-    return directory
 
 
 def run(sides: Sequence[Side], prompts: Sequence[Mapping[str, Any]], rounds: int) -> None:
@@ -138,8 +117,8 @@ def main() -> int:
         root = Path(scratch)
         records = arguments.records or root / "records"
         records.mkdir(parents=True, exist_ok=True)
-        beside = {"PYTHONPATH": str(install(root / "beside")), "PIVOT_PROBE_DIR": str(records)}
-        for side, environment in ((off, {}), (on, beside)):
+        probed = {"PYTHONPATH": str(beside.install(root / "beside")), "PIVOT_PROBE_DIR": str(records)}
+        for side, environment in ((off, {}), (on, probed)):
             line = serve.command(arguments.python, MODELS / "target", MODELS / "drafter", side.port)
             stack.enter_context(serve.serving(line, root / f"{side.name}.log", environment))
         run((off, on), prompts, arguments.rounds)

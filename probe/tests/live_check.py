@@ -1,6 +1,6 @@
 """Holds the probe's records of a real server against that server, its HTTP answers, and transformers.
 
-    <engine's python> probe/tests/live_check.py --url http://127.0.0.1:30000 --records DIR --models lab/models [--chain]
+    <engine's python> probe/tests/live_check.py --url http://127.0.0.1:30000 --records DIR --models lab/models
 
 The server runs the lab's tiny pair in float32 with the probe and ``--enable-return-hidden-states``. The interpreter
 is the engine's (torch, transformers, safetensors). Prints what it measured; status 1 with one sentence when something
@@ -67,14 +67,14 @@ def generate(url: str, **request: Any) -> dict[str, Any]:
     return answer
 
 
-def ask(url: str, prompt: dict[str, Any], ids: list[int], run: str) -> Asked:
-    """A prompt, then its whole sequence again as a replay that also returns the hidden states over HTTP."""
-    rid = f"{run}-{prompt['id']}"
+def ask(url: str, ids: list[int], expected: list[int], rid: str) -> Asked:
+    """A prompt, then its whole sequence again as a replay that also returns the hidden states over HTTP.
+
+    expected: what plain decoding answers.
+    """
     sampling = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
     first = generate(url, input_ids=ids, rid=f"pivot-prompt-{rid}", sampling_params=sampling)
-    hold(
-        first["output_ids"] == prompt["output_ids"], f"prompt {prompt['id']}: the output is not that of plain decoding"
-    )
+    hold(first["output_ids"] == expected, f"{rid}: the output is not that of plain decoding")
     second = generate(
         url,
         input_ids=ids + first["output_ids"],
@@ -105,7 +105,7 @@ def of(records: Sequence[dict[str, Any]], point: str, rid: str) -> list[dict[str
     return [record for record in records if record["point"] == point and record.get("requests") == [rid]]
 
 
-def rows_of(text: str) -> bytes:
+def bytes_of(text: str) -> bytes:
     """A print's bytes."""
     return base64.b64decode(text, validate=True)
 
@@ -165,7 +165,7 @@ def check_prints(kept: Replay) -> int:
         pairs += [(record["outputs"][str(layer)], layer + 1) for layer in range(layers)]
         pairs += zip(record["captured"]["prints"], record["capture"], strict=True)
         for text, index in pairs:
-            hold(rows_of(text) == printed(states[index]), f"record {record['n']}: a print of state {index} differs")
+            hold(bytes_of(text) == printed(states[index]), f"record {record['n']}: a print of state {index} differs")
             compared += 1
     return compared
 
@@ -192,12 +192,13 @@ def check_transformers(model: Any, asked: Asked, kept: Replay) -> float:
     return float((own - kept.states).abs().max())
 
 
-def check_acceptance(asked: Asked, records: Sequence[dict[str, Any]], chain: bool) -> tuple[int, int]:
+def check_acceptance(asked: Asked, records: Sequence[dict[str, Any]], kind: str) -> tuple[int, int]:
     """Verifications agree with what the server counts and with the output; verifications and accepted drafts."""
     rid = f"pivot-prompt-{asked.rid}"
     verified = of(records, "verify", rid)
     accepted = [record["accepted"][0] for record in verified]
     hold(len(verified) == asked.about["spec_verify_ct"], f"{rid}: {len(verified)} verifications were recorded")
+    chain = kind != "tree"
     counted = asked.about["spec_correct_drafts_histogram"]
     own = [accepted.count(number) for number in range(len(counted))]
     hold(own == counted, f"{rid}: accepted {own} by the records, {counted} by the server")
@@ -226,16 +227,46 @@ def check_drafts(rid: str, records: Sequence[dict[str, Any]], verified: list[dic
             hold(chosen == record["drafted"][0], f"{rid}: drafted {chosen}, verified {record['drafted'][0]}")
 
 
-def check_hand_over(asked: Asked, kept: Replay, records: Sequence[dict[str, Any]]) -> None:
-    """What is packed, and what `fc` is fed, are the captured states of the same rows."""
+def check_hand_over(asked: Asked, kept: Replay, records: Sequence[dict[str, Any]], kind: str) -> None:
+    """What is packed, and what the drafter is fed, are the captured states of the same rows.
+
+    Without EAGLE-3 nothing is captured: the drafter is given what was packed, past `fc`.
+    """
+    last = "given" if kind == "eagle" else "fc"
     for record in kept.targets:
-        for point in ("packed", "fc"):
+        expected = record["captured"]["prints"]
+        for point in ("packed", last):
             found = [entry for entry in of(records, point, record["requests"][0]) if entry["target"] == record["n"]]
             hold(len(found) == 1, f"{asked.rid}: {len(found)} records of {point} for a forward")
-            hold(found[0]["prints"] == record["captured"]["prints"], f"{asked.rid}: {point} is not what was captured")
             hold(found[0]["positions"] == record["positions"], f"{asked.rid}: {point} has other positions")
+            expected = expected or found[0]["prints"]
+            hold(found[0]["prints"] == expected, f"{asked.rid}: {point} is not what was captured")
+    points = {record["point"] for record in records}
+    hold(points & {"fc", "given"} == {last}, f"the drafter's passes were recorded as {points & {'fc', 'given'}}")
     fed = of(records, "fc", f"pivot-replay-{asked.rid}")
-    hold(all(len(rows_of(entry["output"])) % (4 * DIMENSIONS) == 0 for entry in fed), "the output of fc is no print")
+    hold(all(len(bytes_of(entry["output"])) % (4 * DIMENSIONS) == 0 for entry in fed), "the output of fc is no print")
+
+
+HOOKS = {
+    *("before_target_forward", "after_target_forward", "after_packing", "on_embedding", "on_attention_of_stream"),
+    *("on_layer_done", "on_final_norm", "before_runner_forward", "on_fc", "after_drafting", "after_verifying"),
+}
+
+
+def check_failures(directory: Path) -> int:
+    """Every hook raised, was counted, and nothing else was recorded; how many failures there were at least."""
+    records = read(directory, 0)
+    failed: dict[str, list[int]] = {}
+    for record in records:
+        if record["point"] == "failure":
+            failed.setdefault(record["hook"], []).append(record["count"])
+            hold("planted by a test" in record["error"], f"record {record['n']} is another failure: {record['error']}")
+    hold(set(failed) == HOOKS, f"these hooks did not fail as planted: {sorted(HOOKS ^ set(failed))}")
+    for hook, counts in failed.items():
+        hold(counts == [2**power for power in range(len(counts))], f"{hook} was recorded at {counts}")
+    others = {record["point"] for record in records} - {"failure", "header"}
+    hold(not others, f"{others} were recorded all the same")
+    return sum(counts[-1] for counts in failed.values())
 
 
 def check_privacy(url: str, directory: Path, began: float) -> None:
@@ -254,53 +285,94 @@ def check_privacy(url: str, directory: Path, began: float) -> None:
 # --- all of it
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
+class Models:
+    """The target as transformers computes it, and what it answers."""
+
+    def __init__(self, directory: Path, target: Path) -> None:
+        """directory: lab/models; target: the served one, which is the lab's or a class that transformers has."""
+        sys.path.insert(0, str(directory))
+        from train_target import load  # noqa: PLC0415 - the lab's, found on the path above
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - slow, after the arguments
+
+        self.tokenizer = AutoTokenizer.from_pretrained(target)
+        self.prompts = json.loads((directory / "prompts.json").read_text(encoding="utf-8"))["prompts"]
+        self._lab = target.resolve() == (directory / "target").resolve()
+        if self._lab:
+            self.model = load(target)
+        else:
+            self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+
+    def questions(self, count: int) -> list[tuple[str, list[int], list[int]]]:
+        """Some prompts: name, token ids, and what plain decoding answers."""
+        found = []
+        for prompt in self.prompts[:count]:
+            ids = self.tokenizer(prompt["text"])["input_ids"]
+            found.append((prompt["id"], ids, prompt["output_ids"] if self._lab else self.answer(ids)))
+        return found
+
+    def answer(self, ids: list[int]) -> list[int]:
+        """Greedy decoding by transformers."""
+        output: list[int] = []
+        with torch.no_grad():
+            for _ in range(NEW_TOKENS):
+                logits = self.model(torch.tensor([ids + output]), use_cache=False).logits
+                output.append(int(logits[0, -1].argmax()))
+        return output
+
+
+def check(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Ask, read, check; the figures. Wrong says what does not hold."""
+    began, run = time.time(), str(time.time_ns())
+    models = Models(arguments.models, arguments.target or arguments.models / "target")
+    figures: dict[str, Any] = {"prompts": arguments.prompts, "prints": 0, "http": 0.0, "transformers": 0.0}
+    asked = [
+        ask(arguments.url, ids, expected, f"{run}-{name}")
+        for name, ids, expected in models.questions(arguments.prompts)
+    ]
+    time.sleep(2)  # the writer is at most a second behind
+    if arguments.raising:
+        return {"prompts": len(asked), "failures": check_failures(arguments.records)}
+    records = read(arguments.records, began)
+    faults = [record for record in records if record["point"] in ("failure", "dropped", "end")]
+    hold(not faults, f"the probe reports {faults[:1]}")
+    ranks = {record.get("rank") for record in records if record["point"] == "target"}
+    records = [record for record in records if record["file"] == first_rank(records)]
+    counts = []
+    for one in asked:
+        kept = replay(one, records, arguments.records)
+        figures["prints"] += check_prints(kept)
+        if arguments.kind != "eagle":
+            figures["http"] = max(figures["http"], check_http(one, kept))
+        figures["transformers"] = max(figures["transformers"], check_transformers(models.model, one, kept))
+        counts.append(check_acceptance(one, records, arguments.kind))
+        check_hand_over(one, kept, records, arguments.kind)
+    hold(figures["http"] == 0.0, f"HTTP differs from the records by {figures['http']}")
+    hold(figures["transformers"] < CLOSE, f"transformers differs from the records by {figures['transformers']}")
+    check_privacy(arguments.url, arguments.records, began)
+    figures["verifications"], figures["accepted"] = (sum(column) for column in zip(*counts, strict=True))
+    return {**figures, "records": len(records), "ranks": len(ranks)}
+
+
+def first_rank(records: Sequence[dict[str, Any]]) -> str:
+    """The file of rank 0, which is the one that keeps tensors."""
+    return str(next(record["file"] for record in records if record["point"] == "target" and record["rank"] == 0))
+
+
+def main() -> int:
+    """The command line; one JSON object with the figures, or one sentence."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="of the server, which runs the probe")
     parser.add_argument("--records", required=True, type=Path, help="the server's PIVOT_PROBE_DIR")
     parser.add_argument("--models", required=True, type=Path, help="the directory lab/models")
+    parser.add_argument("--target", type=Path, help="the served target, where it is not the lab's")
     parser.add_argument("--prompts", type=int, default=3, help="how many prompts are asked")
-    parser.add_argument("--tree", action="store_true", help="the server drafts trees (topk above 1)")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Ask, read, check; one JSON object with the figures."""
-    arguments = parse()
-    sys.path.insert(0, str(arguments.models))
-    from train_target import load  # noqa: PLC0415 - the lab's, found on the path above
-    from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import, after the arguments are read
-
-    began, run = time.time(), str(time.time_ns())
-    chosen = json.loads((arguments.models / "prompts.json").read_text(encoding="utf-8"))["prompts"][: arguments.prompts]
-    target = arguments.models / "target"
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    model = load(target)
-    figures: dict[str, Any] = {"prompts": len(chosen), "prints": 0, "http": 0.0, "transformers": 0.0}
+    parser.add_argument("--kind", choices=["chain", "tree", "eagle"], default="chain", help="how the server drafts")
+    parser.add_argument("--raising", action="store_true", help="every hook of the probe raises")
     try:
-        all_asked = [ask(arguments.url, prompt, tokenizer(prompt["text"])["input_ids"], run) for prompt in chosen]
-        time.sleep(2)  # the writer is at most a second behind
-        records = read(arguments.records, began)
-        faults = [record for record in records if record["point"] in ("failure", "dropped", "end")]
-        hold(not faults, f"the probe reports {faults[:1]}")
-        counts = []
-        for asked in all_asked:
-            kept = replay(asked, records, arguments.records)
-            figures["prints"] += check_prints(kept)
-            figures["http"] = max(figures["http"], check_http(asked, kept))
-            figures["transformers"] = max(figures["transformers"], check_transformers(model, asked, kept))
-            counts.append(check_acceptance(asked, records, not arguments.tree))
-            check_hand_over(asked, kept, records)
-        hold(figures["http"] == 0.0, f"HTTP differs from the records by {figures['http']}")
-        hold(figures["transformers"] < CLOSE, f"transformers differs from the records by {figures['transformers']}")
-        check_privacy(arguments.url, arguments.records, began)
+        print(json.dumps(check(parser.parse_args())))
     except Wrong as wrong:
         print(wrong, file=sys.stderr)
         return 1
-    figures["verifications"], figures["accepted"] = (sum(column) for column in zip(*counts, strict=True))
-    figures["records"] = len(records)
-    print(json.dumps(figures))
     return 0
 
 

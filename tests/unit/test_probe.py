@@ -350,3 +350,18 @@ def test_targets_that_an_engine_lacks_are_named(probe: Any, monkeypatch: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["found", "json.dumps"]
     assert [line.split()[0] for line in lines] == ["missing:", "found", "missing:", "missing:"]
+
+
+def test_what_the_tests_of_the_probe_serve_is_what_the_role_puts_on_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SOURCE.parent))
+    import beside  # noqa: PLC0415 - importable only now
+
+    from pivot.probe import payload  # noqa: PLC0415 - beside what it is compared with
+
+    beside.install(tmp_path)
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    expected = payload(SOURCE.parent)
+    assert files.keys() == expected.keys()
+    assert all(files[name] == expected[name] for name in files if not name.endswith("METADATA"))
