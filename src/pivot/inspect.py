@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pivot import budget, descriptions, launch, launch_rules, model, nccl
+from pivot import budget, descriptions, launch, launch_rules, model, nccl, units
 from pivot.configs import short
 from pivot.findings import Finding, Severity, render
 from pivot.redact import MASK
@@ -195,7 +195,7 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
         verdict = model.check(_pair(settings, target, drafter, contract))
         layers = verdict.line
         found += [finding for finding in verdict.findings if finding.code not in WITHOUT_ENGINE]
-    found += _places(subject, host["engine"])
+    found += [*_places(subject, host["engine"]), *units.check(subject, host["unit"]["text"])]
     plan = _plan(subject, host, flags)
     found += budget.check(plan) if plan else []
     text = inventory(subject, version, host, flags, ids)

@@ -50,7 +50,7 @@ def found_on_host() -> dict[str, Any]:
     """What a host prints for the lab's models, served as they are meant to be."""
     drafter = json.loads((MODELS / "drafter/config.json").read_text())
     return {
-        "unit": {"name": "chat.service", "FragmentPath": "/etc/x", "DropInPaths": "", "User": "chat"},
+        "unit": {"name": "chat.service", "FragmentPath": "/etc/x", "DropInPaths": "", "User": "chat", "text": ""},
         "pid": 77,
         "argv": ["/v/bin/python", "-m", "sglang.launch_server", "--config", "/etc/chat.yaml", "--port", "31000"],
         "config": {"path": "/etc/chat.yaml", "text": CONFIG},
@@ -269,6 +269,12 @@ def test_the_inventory_describes_this_server() -> None:
     files = {path.name for path in (MODELS / "drafter").iterdir() if path.is_file()} - {"config.json"}
     assert set(values["sglang_server_drafter_files"]) == files
     assert launch.check("h1", values["sglang_server_launch"], values["sglang_server_environment"]) == []
+
+
+def test_the_unit_is_read_too() -> None:
+    host = found_on_host()
+    host["unit"]["text"] = "[Service]\nKillMode=process\n"
+    assert codes(host) == {"INSPECT-KILL": "error"}
 
 
 def test_the_memory_of_a_card_is_worked_out() -> None:

@@ -270,6 +270,19 @@ def choose(given, look):
     return chosen, unit_of(chosen)
 
 
+def unit_text(facts, look):
+    """The unit's file and its drop-ins in systemd's order, as one text."""
+    texts = []
+    for path in [facts.get("FragmentPath", ""), *facts.get("DropInPaths", "").split()][:MOST_FILES]:
+        if not path:
+            continue
+        try:
+            texts.append(read(path, CONFIG >> 4).decode("utf-8", "replace"))
+        except Failed as failed:
+            look.problem("unit", f"{path} {failed}")
+    return "\n".join(texts)
+
+
 def planned(facts):
     """Command line and variables of a unit that is not running, as systemd tells them."""
     command = re.search(r"argv\[\]=(.*?) ; ", facts.get("ExecStart", ""))
@@ -549,12 +562,17 @@ def inspect(given):
     environment = dict(item.split("=", 1) for item in pairs if "=" in item)
     paths = Paths(pid, environment)
     config, text = config_file(argv, paths, look)
-    learn(look, argv, environment, text)
+    unit_file = unit_text(facts, look)
+    learn(look, argv, environment, f"{text}\n{unit_file}")
     settings = {**top_level(text), **flags(argv)}
     target = settings.get("model-path") or settings.get("model") or ""
     drafter = settings.get("speculative-draft-model-path") or settings.get("speculative-draft-model") or ""
     result = {
-        "unit": {"name": unit, **{name: facts.get(name, "") for name in ("FragmentPath", "DropInPaths", "User")}},
+        "unit": {
+            "name": unit,
+            "text": look.redactor.text(unit_file),
+            **{name: facts.get(name, "") for name in ("FragmentPath", "DropInPaths", "User")},
+        },
         "pid": pid,
         "argv": look.redactor.arguments(argv),
         "config": {"path": config, "text": look.redactor.text(text)},
