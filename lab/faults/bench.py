@@ -34,6 +34,8 @@ SENT = ("lab/models", "lab/faults", "probe", "roles/debug_probes/files")
 EVALUATOR = "roles/debug_probes/files/whatif.py"
 # how far the what-if may lie from what is served
 ACCURACY = 0.15
+# how what is wrong begins where only the what-if can tell
+PREDICTED = ("suspect:", "first finding:", "what-if:")
 KEPT_THERE = ("*.safetensors", "plugins", "__pycache__")
 
 
@@ -67,13 +69,12 @@ class Local:
         answer: dict[str, Any] = json.loads(_run([self.python, "-I", str(ROOT / EVALUATOR), json.dumps(question)]))
         return answer
 
-    def serve(self, row: Mapping[str, Any], prompts: int) -> Path:
-        """Serve one row; the directory with what came of it, on this machine."""
+    def serve(self, row: Mapping[str, Any], prompts: int) -> None:
+        """Serve one row."""
         out = self.scratch / slug(row)
         shutil.rmtree(out, ignore_errors=True)
         script = ROOT / "lab/faults/serve_row.py"
         _run([self.python, str(script), "--out", str(out), "--row", json.dumps(row), "--prompts", str(prompts)])
-        return out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Container:
         answer: dict[str, Any] = json.loads(_run([*self._ssh, f"root@{self.address}", shlex.join(line)]))
         return answer
 
-    def serve(self, row: Mapping[str, Any], prompts: int) -> Path:
+    def serve(self, row: Mapping[str, Any], prompts: int) -> None:
         """Serve one row there, and bring here what the analysis reads."""
         out = self.at(row)
         script = f"{self.there}/lab/faults/serve_row.py"
@@ -136,7 +137,6 @@ class Container:
         here = self.scratch / slug(row)
         left = [option for name in KEPT_THERE for option in ("--exclude", name)]
         _run([*self._rsync, *left, f"root@{self.address}:{out}/", f"{here}/"])
-        return here
 
     def end(self) -> None:
         """Remove everything of the bench there."""
@@ -211,8 +211,9 @@ def asked(outcome: Mapping[str, Any]) -> dict[str, Any]:
     return ask.as_dict(prompts, outcome["new_tokens"], outcome["server"])
 
 
-def judge(directory: Path, row: Mapping[str, Any], place: Local | Container | None) -> Result:
-    """A served row against what is expected of it. place: None where the evaluation of an earlier run is taken."""
+def judge(directory: Path, row: Mapping[str, Any], place: Local | Container | None, again: bool = False) -> Result:
+    """A served row against what is expected of it. place: where the what-if is evaluated, None for nowhere; again: an
+    evaluation that is there is taken."""
     expected = row["expect"]
     outcome = _json(directory / "outcome.json")
     if not outcome["started"]:
@@ -230,7 +231,7 @@ def judge(directory: Path, row: Mapping[str, Any], place: Local | Container | No
         environment=row.get("environment", {}),
     )
     kept = directory / "evaluation.json"
-    if place is not None:
+    if place is not None and not (again and kept.exists()):
         there = place.at(row)
         question = experiment.question(
             about, tensors=[f"{there}/records"], drafter=f"{there}/drafter", target=f"{there}/target"
@@ -243,6 +244,12 @@ def judge(directory: Path, row: Mapping[str, Any], place: Local | Container | No
     answer = wiring.analyse(recordings, about.contract, wiring.asked_layers(recordings, about.config), meta)
     result = Result(row, answer, experiment.answer(about), reported(outcome))
     return dataclasses.replace(result, wrong=tuple(differences(result, answer)))
+
+
+def without_prediction(result: Result) -> Result:
+    """A result without what the what-if is needed for."""
+    kept = [item for item in result.wrong if not item.startswith(PREDICTED)]
+    return dataclasses.replace(result, wrong=tuple(kept))
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -342,11 +349,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=10, help="prompts a row, 10 when not given")
     parser.add_argument("--keep", type=Path, help="keep what the rows left in this directory")
     parser.add_argument("--again", action="store_true", help="serve nothing: judge what --keep has, once more")
+    parser.add_argument("--wiring-only", action="store_true", help="leave the what-if out, and what it is needed for")
     arguments = parser.parse_args()
     if arguments.python and shutil.which(arguments.python) is None:
         parser.error(f"--python: {arguments.python} is not an executable file; give the engine's interpreter")
-    if arguments.again and (arguments.python or not arguments.keep):
-        parser.error("--again: give --keep and the directory of an earlier run, and no --python")
+    if arguments.again and not arguments.keep:
+        parser.error(
+            "--again: give --keep and the directory of an earlier run; with --python, what-ifs are made up for"
+        )
     if arguments.prompts < 1:
         parser.error("--prompts: give a number of at least 1")
     return arguments
@@ -364,7 +374,11 @@ def bench(arguments: argparse.Namespace, scratch: Path) -> int:
     print(HEADER, flush=True)
     try:
         for row in chosen:
-            result = judge(place.serve(row, arguments.prompts) if place else scratch / slug(row), row, place)
+            if place is not None and not arguments.again:
+                place.serve(row, arguments.prompts)
+            result = judge(scratch / slug(row), row, None if arguments.wiring_only else place, arguments.again)
+            if arguments.wiring_only:
+                result = without_prediction(result)
             wrong += bool(result.wrong)
             print(line(result), flush=True)
     finally:

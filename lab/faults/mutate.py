@@ -34,9 +34,9 @@ def _noise(like: torch.Tensor, seed: int = SEED) -> torch.Tensor:
 
 
 def fc_order(tensors: Tensors, order: list[int]) -> None:
-    """The blocks of fc's columns in another order: block i of the result is block order[i]."""
+    """The blocks of fc's columns in another order, or other ones of them: block i of the result is block order[i]."""
     name = _named(tensors, "fc.weight")
-    blocks = tensors[name].chunk(len(order), dim=1)
+    blocks = tensors[name].split(tensors[name].shape[0], dim=1)
     tensors[name] = torch.cat([blocks[index] for index in order], dim=1)
 
 
