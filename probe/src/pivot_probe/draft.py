@@ -49,6 +49,7 @@ class DraftWatch:
     def before_runner_forward(self, runner: Any, forward_batch: Any, *_args: Any, **_kwargs: Any) -> None:
         """Note what the drafter is about to consume; the target's own runner is not of interest here."""
         self._about, self._received = batch.NOBODY, None
+        self._target.drafting = bool(runner.is_draft_worker)
         if not runner.is_draft_worker or capturing():
             return
         hidden = getattr(forward_batch.spec_info, "hidden_states", None)

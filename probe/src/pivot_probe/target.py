@@ -51,13 +51,15 @@ class Forward:
 class TargetWatch:
     """Collects what belongs to one forward of the target and writes it as records. One per process.
 
-    target: the number of the last target record; rank: this process's.
+    target: the number of the last target record; rank: this process's; drafting: the drafter runs now, which may be
+    of a target's class.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.target = 0
         self.rank = 0
+        self.drafting = False
         self._rows = recorder.settings.rows
         self._shelf = Shelf(recorder.path.parent, recorder.path.stem, recorder.settings.tensor_bytes)
         self._embedding: torch.Tensor | None = None
@@ -87,7 +89,7 @@ class TargetWatch:
     def before_target_forward(self, model: Any, *args: Any, **kwargs: Any) -> None:
         """Begin a forward, unless nothing may be read now."""
         self._forward = None
-        if capturing() or not _is_target(model):
+        if self.drafting or capturing() or not _is_target(model):
             return
         forward_batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "forward_mode"))
         self._forward = Forward(forward_batch, self._rows, self.rank)
