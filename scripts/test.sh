@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Everything, in three lanes beside each other; each step's output stands together, with the seconds it took. A lane ends
 # at its first failing step, the others go on: all that fails in a run is seen.
-#   deploy     deploy.yml and its tags, bad input, the README; with PIVOT_SOAK also the bench
+#   deploy     deploy.yml and its tags, bad input, the first killed runs, the README; with PIVOT_SOAK also the bench
 #   check      linters, pure code, the lab itself, then the roles' scenarios on the engine that the first lane installed
-#   interrupt  killed runs, in a copy of this clone with a lab of its own, on that engine too
+#   interrupt  the other killed runs, in a copy of this clone with a lab of its own, on that engine too
 set -euo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
@@ -38,10 +38,13 @@ engine() {
     done
 }
 
+killed=tests/integration/test_interruption.py
+beside=("$killed::test_engine" "$killed::test_serve" "$killed::test_debug")
+verbose=(-v --durations=0 --durations-min=5)
+
 deploy_lane() {
     trap 'touch "$logs/.deploy-ended"' EXIT
-    step integration python -m pytest -v --durations=0 --durations-min=5 tests/integration \
-        --ignore tests/integration/test_interruption.py
+    step integration python -m pytest "${verbose[@]}" "${beside[@]/#/--deselect=}" tests/integration
     if [[ -n ${PIVOT_SOAK:-} ]]; then step bench scripts/bench.sh; fi
 }
 
@@ -55,7 +58,7 @@ check_lane() {
 
 interrupt_lane() {
     engine
-    step interruption scripts/beside.sh -v --durations=0 --durations-min=5 tests/integration/test_interruption.py
+    step interruption scripts/beside.sh "${verbose[@]}" "${beside[@]}" "$killed::test_nothing_is_left_to_do"
 }
 
 # a new lab for a new run; also what an interrupted run left

@@ -173,7 +173,7 @@ def settled(lab, host):
     """One container, nothing half done on it, and nothing of a killed run still at work."""
     assert existing(lab) == {"infer1": 101}
     assert host.run("bash -s", check=False, stdin=LEFTOVERS) == ""
-    assert not list((ROOT / "artifacts/infer1").glob(".*.partial"))
+    assert not list((ROOT / "artifacts").glob(".infer1.*.partial"))
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +341,7 @@ UNIT = "systemctl cat sglang; systemctl show sglang -P DropInPaths -P Environmen
 
 
 @pytest.mark.parametrize(
-    ("on", "off"), itertools.zip_longest(alone(DEBUG_ON), alone(DEBUG_OFF), fillvalue=[]), ids=named
+    ("on", "off"), list(itertools.zip_longest(alone(DEBUG_ON), alone(DEBUG_OFF), fillvalue=[])), ids=named
 )
 def test_debug(on, off, deployed, lab, controller, host):
     """The probe's way in and its way out, cut in turn; `make soak` has a plain deployment before each re-run."""
