@@ -1,0 +1,31 @@
+"""The records of the real service, held against that service, its HTTP answers and transformers."""
+
+import json
+import os
+from pathlib import Path
+
+from testinfra.host import Host
+
+PROJECT = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"])
+PYTHON = "/opt/sglang/current/bin/python"
+THERE = "/root/live"
+
+
+def test_records_are_what_the_server_and_transformers_compute(host: Host) -> None:
+    host.run_expect([0], f"mkdir -p {THERE}/models && ln -sfn /srv/llm/target {THERE}/models/target")
+    models = PROJECT / "lab" / "models"
+    for source, directory in (
+        *((models / name, f"{THERE}/models") for name in ("prompts.json", "recipe.py", "train_target.py", "optim.py")),
+        (PROJECT / "probe" / "tests" / "live_check.py", THERE),
+    ):
+        host.ansible("copy", f"src={source} dest={directory}/{source.name}", check=False)
+    command = f"{PYTHON} {THERE}/live_check.py --url http://127.0.0.1:31000 --records /var/log/pivot-probe"
+    done = host.run(f"{command} --models {THERE}/models")
+    assert done.rc == 0, done.stderr[-2000:]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    # outputs, tokens of the tensors, verifications and prints were compared one by one: live_check.py says what holds
+    assert figures["http"] == 0.0
+    assert figures["transformers"] < 2e-4
+    assert figures["prompts"] == 3
+    assert figures["prints"] == 60
+    assert figures["verifications"] > 30
