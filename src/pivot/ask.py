@@ -23,7 +23,16 @@ FORMAT = 1
 PROMPT, REPLAY = "pivot-prompt-", "pivot-replay-"
 # how the counts of accepted drafts are called: from 0.5.15, before
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
-KEPT = ("version", "dtype", "kv_cache_dtype", "attention_backend", "disable_cuda_graph", "page_size", "tp_size")
+KEPT = (
+    "version",
+    "dtype",
+    "kv_cache_dtype",
+    "attention_backend",
+    "disable_cuda_graph",
+    "model_path",
+    "page_size",
+    "tp_size",
+)
 # where no file of prompts is given: text of several kinds, as random or repeated text would flatter a drafter
 PROMPTS: Mapping[str, Any] = {
     "max_new_tokens": 96,
@@ -65,6 +74,22 @@ class Asked:
     histogram: tuple[int, ...]
     replayed: bool = False
 
+    @classmethod
+    def of(cls, name: str, prompt_ids: Sequence[int], reply: Mapping[str, Any], seconds: float = 0.0) -> Asked:
+        """From the reply of /generate: output_ids, text, and meta_info as it is spelt from 0.5.9 to 0.5.23."""
+        about = reply["meta_info"]
+        length, verifications = about.get("spec_accept_length"), about.get("spec_verify_ct")
+        return cls(
+            id=name,
+            prompt_ids=tuple(prompt_ids),
+            output_ids=tuple(reply.get("output_ids", [])),
+            text=reply.get("text", ""),
+            seconds=seconds,
+            accept_length=None if length is None else float(length),
+            verifications=None if verifications is None else int(verifications),
+            histogram=tuple(next((about[name] for name in HISTOGRAMS if about.get(name)), [])),
+        )
+
     @property
     def rid(self) -> str:
         """The request id under which the replay's states are recorded."""
@@ -104,18 +129,8 @@ def ask(client: Client, prompt: Mapping[str, Any], max_new_tokens: int) -> Asked
         "/generate", {"text": prompt["text"], "sampling_params": sampling, "rid": PROMPT + prompt["id"]}
     )
     seconds = time.monotonic() - begin
-    about = result["meta_info"]
-    length, verifications = about.get("spec_accept_length"), about.get("spec_verify_ct")
-    return Asked(
-        id=str(prompt["id"]),
-        prompt_ids=tokenize(client, prompt["text"], about.get("prompt_tokens")),
-        output_ids=tuple(result.get("output_ids", [])),
-        text=result["text"],
-        seconds=seconds,
-        accept_length=None if length is None else float(length),
-        verifications=None if verifications is None else int(verifications),
-        histogram=tuple(next((about[name] for name in HISTOGRAMS if about.get(name)), [])),
-    )
+    ids = tokenize(client, prompt["text"], result["meta_info"].get("prompt_tokens"))
+    return Asked.of(str(prompt["id"]), ids, result, seconds)
 
 
 def tokenize(client: Client, text: str, count: int | None) -> tuple[int, ...]:

@@ -96,6 +96,7 @@ class Diagnosis:
             "lines": list(self.lines),
             "findings": [finding.as_dict() for finding in self.findings],
             "wiring": self.wiring.as_dict(),
+            "rule": self.wiring.rule,
             "whatif": None if self.judgement is None else self.judgement.as_dict(),
             "text": self.text(),
         }
@@ -129,7 +130,13 @@ def question(
         others=others,
     )
     return whatif.question_for(
-        tensors=tensors, drafter=drafter, target=target, asked=experiment.asked, candidates=chosen, device=device
+        tensors=tensors,
+        drafter=drafter,
+        target=target,
+        asked=experiment.asked,
+        candidates=chosen,
+        device=device,
+        since=experiment.since,
     )
 
 

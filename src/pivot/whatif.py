@@ -635,9 +635,10 @@ def question_for(
     asked: Json,
     candidates: Sequence[Json],
     device: str = "cpu",
-    threads: int = 0,
+    since: str = "",
 ) -> dict[str, Any]:
-    """The evaluator's argument. asked: `pivot.ask.as_dict`, of which the replayed prompts are evaluated."""
+    """The evaluator's argument. asked: `pivot.ask.as_dict`, of which the replayed prompts are evaluated; since: UTC, of
+    which recordings on states count."""
     server = asked.get("server") or {}
     return {
         "tensors": list(tensors),
@@ -657,7 +658,7 @@ def question_for(
         ],
         "candidates": list(candidates),
         "device": device,
-        "threads": threads,
+        "since": since,
     }
 
 

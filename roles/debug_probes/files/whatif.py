@@ -8,7 +8,8 @@ and acceptance is counted as SGLang counts it. A layer is named by its input: th
 
 Usage: whatif.py '{"tensors": [file or directory, ...], "drafter": directory, "target": directory or null,
     "steps": 3, "topk": 1, "sequences": [{"id": text, "rid": text, "prompt_tokens": number, "tokens": number}, ...],
-    "candidates": [{"name": text, "layers": [number, ...], "repair": {...}}, ...], "device": "cpu", "threads": 0}'
+    "candidates": [{"name": text, "layers": [number, ...], "repair": {...}}, ...], "device": "cpu", "threads": 0,
+    "since": "2026-11-29T20:00:00Z"}'
 With "do": "read sample" or "match sample" it compares a stored training sample with the recorded states instead:
     '{"do": ..., "sample": file, "target": directory, "tensors": [...], "count": 2, "longest": 256}'
 It prints one JSON object; with a sentence under "failed" it exits with 3.
@@ -23,7 +24,7 @@ import sys
 import time
 from itertools import pairwise, permutations
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from safetensors import safe_open
@@ -33,6 +34,7 @@ FORMAT = 1
 FAILED = 3
 SCHEMA = "2"  # of the probe's tensors files
 CLASSES = ("LlamaForCausalLMEagle3",)
+PATIENCE = 10.0  # seconds until a file of states that is being written is there
 CHUNK = 256  # rows for which attention scores or logits exist at one time
 SAMPLED = 256  # rows of the head that are compared with the target's
 LEGACY = {
@@ -116,12 +118,22 @@ class Target:
 class States:
     """The probe's tensors files: where the rows of every replayed request lie. Only what is asked for is read."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], since: str = "", wanted: Sequence[str] = ()) -> None:
+        """since: recordings of earlier starts are left out; wanted: requests whose files may be on their way yet."""
         self.files = 0
         self._pieces: Dict[str, List[Tuple[Path, int, int]]] = {}
         self.layers: Optional[int] = None
-        for path in _tensor_files(paths):
-            self._index(path)
+        self._seen: Set[Path] = set()
+        first = since.replace("-", "").replace(":", "")
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            for path in _tensor_files(paths):
+                if path not in self._seen and path.name >= first:
+                    self._seen.add(path)
+                    self._index(path)
+            if all(name in self._pieces for name in wanted) or time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
         if not self.files:
             raise Failed("no tensors file of the probe was found in " + ", ".join(paths))
 
@@ -1022,14 +1034,15 @@ def read_sample(asked: Json) -> Json:
 def match_sample(asked: Json) -> Json:
     """For every state that the sample stores, how far each layer's state of the server is from it."""
     sample, target = _sample(asked)
-    recorded = States(asked["tensors"])
+    chosen = sample.sequences(int(asked.get("count") or 2), int(asked.get("longest") or 256))
+    names = [f"pivot-replay-sample-{index}" for index in range(len(chosen))]
+    recorded = States(asked["tensors"], asked.get("since", ""), names)
     assert recorded.layers is not None  # noqa: S101 - there is at least one file
     layers = list(range(recorded.layers + 1))
     norm, eps = target.tensor("model.norm.weight", "norm.weight"), float(target.config.get("rms_norm_eps", 1e-6))
-    chosen = sample.sequences(int(asked.get("count") or 2), int(asked.get("longest") or 256))
     distances: Dict[str, List[List[torch.Tensor]]] = {}
     for index, (row, start, stop) in enumerate(chosen):
-        _, served = recorded.sequence(f"pivot-replay-sample-{index}", layers, stop - start)
+        _, served = recorded.sequence(names[index], layers, stop - start)
         known = [served[layer] for layer in layers]
         if norm is not None and norm.shape == known[-1].shape[-1:]:
             last = known[-1]
@@ -1096,7 +1109,7 @@ def evaluate(asked: Json) -> Json:
     steps, topk = int(asked.get("steps") or 3), int(asked.get("topk") or 1)
     target = Target(Path(asked["target"]) if asked.get("target") else None)
     drafter = Drafter(Path(asked["drafter"]), target, device)
-    states = States(asked["tensors"])
+    states = States(asked["tensors"], asked.get("since", ""), [entry["rid"] for entry in asked["sequences"]])
     assert states.layers is not None  # noqa: S101 - there is at least one file
     candidates, left_out = _prepare(drafter, asked["candidates"], states.layers)
     wanted = sorted({layer for _, _, layers, _ in candidates for layer in layers} | {0})
