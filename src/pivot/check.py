@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pivot import budget, descriptions, devices, faults, inventory, launch, launch_rules, model, nccl, nodes, pins
+from pivot import budget, descriptions, devices, faults, inventory, launch, launch_rules, model, nccl, nodes, paths, pins
 from pivot.findings import Finding, Severity, errors, render, waive
+from pivot.places import file_at
 
 # the roles that deploy.yml gives to every container
 ROLES = ("proxmox_container", "sglang_engine", "model_weights", "sglang_server")
@@ -178,6 +179,7 @@ def _served(host: Host) -> tuple[Said, list[Finding]]:
     verdict, more = _engine(host, flags, environment)
     found += more
     found += _nccl(host, flags, environment)
+    found += paths.beforehand(host.name, flags, environment, str(host.values.get("sglang_server_name") or "sglang"))
     plan, more = budget.deployed(host.name, host.values, read_manifest)
     found += more
     found += budget.check(plan) if plan else []
@@ -214,8 +216,9 @@ def _nccl(host: Host, flags: Mapping[str, Any], environment: Mapping[str, Any]) 
     if not any(str(name).startswith("NCCL_") for name in environment):
         return []
     directory = host.place if host.place.is_dir() else host.place.parent
-    files = [path for path in sorted(directory.rglob("*.y*ml")) if path.is_file()]
-    lock = Path(str(host.values.get("sglang_engine_lock") or ""))
+    files = [path for path in sorted(directory.rglob("*.y*ml")) if file_at(path)]
+    named = host.values.get("sglang_engine_lock")
+    lock = file_at(named) if isinstance(named, str) else None
     settings = nccl.Settings(
         subject=host.name,
         environment=environment,
@@ -224,7 +227,7 @@ def _nccl(host: Host, flags: Mapping[str, Any], environment: Mapping[str, Any]) 
             host.values.get("sglang_server_nccl_profile"), host.values.get("sglang_server_environment", {})
         ),
         # a lock that is missing is found where files are looked at
-        version=nccl.locked_version(lock.read_text(errors="replace")) if lock.is_file() else None,
+        version=nccl.locked_version(lock.read_text(errors="replace")) if lock else None,
         custom_all_reduce=not flags.get("disable-custom-all-reduce"),
     )
     return nccl.check(settings)
@@ -232,7 +235,8 @@ def _nccl(host: Host, flags: Mapping[str, Any], environment: Mapping[str, Any]) 
 
 def read_manifest(path: str) -> object:
     """A manifest as JSON, None when it cannot be read: the pins say so."""
+    place = file_at(path)
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(place.read_bytes()) if place else None
     except (OSError, ValueError, RecursionError):
         return None

@@ -14,11 +14,12 @@ VARIABLE = "proxmox_container_devices"
 # fields of dev[n] in Proxmox VE
 FIELDS = ("path", "deny-write", "gid", "mode", "uid")
 CARD = re.compile(r"/dev/nvidia(\d+)")
-# what CUDA opens besides the cards, with what happens without it
+# what CUDA opens besides the cards, with what happens without it; only tools need the last
+TOOLS = "/dev/nvidia-uvm-tools"
 BESIDES = {
-    "/dev/nvidiactl": (ERROR, "CUDA opens it first"),
-    "/dev/nvidia-uvm": (ERROR, "without unified memory CUDA ends with error 999, while nvidia-smi still works"),
-    "/dev/nvidia-uvm-tools": (WARNING, "profilers and debuggers need it"),
+    "/dev/nvidiactl": "CUDA opens it first",
+    "/dev/nvidia-uvm": "without unified memory CUDA ends with error 999, while nvidia-smi still works",
+    TOOLS: "profilers and debuggers need it",
 }
 # names of the flag that says over how many cards a server spreads one copy of the weights
 TP = ("tp-size", "tensor-parallel-size", "tp")
@@ -87,10 +88,10 @@ def _cuda(paths: list[str], flags: Mapping[str, Any]) -> Iterator[Wrong]:
     cards = {int(match[1]) for path in paths if (match := CARD.fullmatch(path))}
     if not cards:
         return  # no card is passed by its NVIDIA name; what does reach the container is seen there
-    for path, (severity, why) in BESIDES.items():
+    for path, why in BESIDES.items():
         if path not in paths:
             message = f"{VARIABLE} name {len(cards)} cards but not {path}: {why}"
-            yield "DEVICE-BESIDES", severity, message, f"add {path},mode=0666"
+            yield "DEVICE-BESIDES", WARNING if path == TOOLS else ERROR, message, f"add {path},mode=0666"
     size = next((flags[name] for name in TP if name in flags), 1)
     asked = int(size) if isinstance(size, int | str) and re.fullmatch(r"[0-9]{1,6}", str(size)) else None
     if asked is None or any(name in flags for name in MORE):

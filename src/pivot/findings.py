@@ -7,6 +7,8 @@ import difflib
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+LONGEST = 4000  # letters
+
 
 class Severity(enum.StrEnum):
     """How much a finding matters: an ERROR stops the run, a WARNING and an INFO are only printed."""
@@ -21,7 +23,8 @@ class Finding:
     """One observation of a check.
 
     code: stable, upper case with dashes, e.g. ``ENGINE-GAP``; subject: the thing looked at, e.g. a host or a
-    variable; message: what is wrong and where it was set; fix: what would be right, as a command or a value.
+    variable; message: what is wrong and where it was set; fix: what would be right, as a command or a value. Whatever
+    of other people's files is quoted in them is made `plain`.
     """
 
     code: str
@@ -30,6 +33,11 @@ class Finding:
     message: str
     fix: str
     reference: str = ""
+
+    def __post_init__(self) -> None:
+        """Make the texts plain."""
+        for name in ("subject", "message", "fix", "reference"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     def as_dict(self) -> dict[str, str]:
         """The finding as plain strings, for JSON and for Ansible results."""
@@ -46,6 +54,16 @@ class Finding:
             fix=data["fix"],
             reference=data.get("reference", ""),
         )
+
+
+def plain(text: str) -> str:
+    """A text that a terminal can print: control characters and halves of characters as escapes, and not without end."""
+    if len(text) > LONGEST:
+        kept = LONGEST - 30  # what is added is shorter
+        text = f"{text[:kept]} … ({len(text) - kept} more letters)"
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:

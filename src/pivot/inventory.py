@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from pivot.findings import Finding, Severity
+from pivot.places import directory_at, file_at
 
 Options = Mapping[str, Mapping[str, Any]]
 VAULT_HEADER = b"$ANSIBLE_VAULT"
@@ -50,6 +51,7 @@ def where_set(name: str, inventory: Path) -> str:
     places = [
         f"{path.relative_to(inventory)}:{number}"
         for path in sorted([*inventory.rglob("*.yml"), *inventory.rglob("*.yaml")])
+        if file_at(path)
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if pattern.match(line)
     ]
@@ -149,8 +151,8 @@ def files(subject: str, values: Mapping[str, Any], inventory: Path) -> list[Find
     for name, (kind, fix) in FILES.items():
         if not isinstance(values.get(name), str) or not values[name]:
             continue
-        path = Path(values[name]).expanduser()
-        if path.is_file() if kind == "file" else path.parent.is_dir():
+        path = Path(values[name])
+        if file_at(path) if kind == "file" else directory_at(path.parent):
             continue
         message = f"{name} ({where_set(name, inventory)}) names {path}, whose directory does not exist"
         if kind == "file":
@@ -165,7 +167,7 @@ def vaults(source: Path) -> list[Path]:
     directory = source if source.is_dir() else source.parent
     found = []
     for path in sorted([*directory.glob("group_vars/**/*"), *directory.glob("host_vars/**/*")]):
-        if path.is_file():
+        if file_at(path):
             with path.open("rb") as stream:
                 if stream.read(len(VAULT_HEADER)) == VAULT_HEADER:
                     found.append(path)

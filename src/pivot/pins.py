@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pivot.findings import Finding, Severity
+from pivot.places import directory_at, file_at
 
 ENGINE_KEYS = ("version", "accelerator", "python", "lock", "sha256")
 MODEL_KEYS = ("repository", "revision", "source", "manifest")
@@ -88,7 +89,7 @@ def _engine(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Findin
     if pin.get("lock") is None or pin.get("sha256") is None:
         return
     lock = root / pin["lock"]
-    if not lock.is_file():
+    if file_at(lock) is None:
         yield _finding("PIN-LOCK", subject, f"the lock {pin['lock']} does not exist", "make lock, or correct the path")
     elif (actual := hashlib.sha256(lock.read_bytes()).hexdigest()) != pin["sha256"]:
         message = f"the lock {pin['lock']} is not the pinned one"
@@ -97,7 +98,7 @@ def _engine(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Findin
 
 def _model(subject: str, pin: Mapping[str, Any], root: Path, inventory: Path) -> Iterator[Finding]:
     describe = _describe(pin, inventory / (pin.get("manifest") or f"manifests/{subject.split('.', 2)[-1]}.json"), root)
-    if pin.get("source") is not None and not (root / pin["source"]).is_dir():
+    if pin.get("source") is not None and directory_at(root / pin["source"]) is None:
         message = f"the source {pin['source']} is no directory of this controller"
         fix = "put the files of the pinned revision there, or correct source; hosts that have them need no source: "
         yield _finding("PIN-SOURCE", subject, message, f"{fix}--skip-tags preflight")
@@ -128,12 +129,12 @@ def _describe(pin: Mapping[str, Any], manifest: Path, root: Path) -> str:
 
 
 def _manifest(subject: str, pin: Mapping[str, Any], path: Path, command: str) -> Iterator[Finding]:
-    try:
-        manifest = json.loads(path.read_text())
-    except OSError:
+    if file_at(path) is None:
         yield _finding("PIN-MANIFEST", subject, f"the manifest {pin['manifest']} cannot be read", command)
         return
-    except ValueError:
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict):
         yield _finding("PIN-MANIFEST", subject, f"the manifest {pin['manifest']} is no JSON object", command)

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pivot import vocabulary
-from pivot.findings import Finding, Severity
+from pivot.findings import Finding, Severity, plain
 from pivot.transfer import rsync_to
 
 FORMAT = 1
@@ -52,6 +52,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class WeightsError(ValueError):
     """A model directory, manifest or setting that cannot be used; the text is one sentence for a person."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(plain(text))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pivot.findings import Finding, Severity, errors, waive
+from pivot.findings import LONGEST, Finding, Severity, errors, plain, render, waive
 
 WRONG = Finding("LAUNCH-PEERS", Severity.ERROR, "llm01", "peers are used", "do not")
 ODD = Finding("NCCL-DEBUGGING", Severity.WARNING, "llm01", "left on", "remove it")
@@ -64,3 +64,21 @@ def test_waivers_that_are_no_mapping(waivers):
     found = waived(waivers)
     assert found[:3] == [WRONG, ODD, NOTE]
     assert [item.code for item in found[3:]] == ["WAIVER-FORM"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ids [2, 30, 58] → 3", "ids [2, 30, 58] → 3"),
+        ("two\nlines", "two\nlines"),
+        ("\x1b[2J\ttab", r"\x1b[2J\ttab"),
+        ("\ud800", r"\ud800"),
+        ("x" * (LONGEST + 5), "x" * (LONGEST - 30) + " … (35 more letters)"),
+    ],
+)
+def test_what_others_wrote_is_made_plain(text, shown):
+    assert plain(text) == shown == plain(shown)
+    finding = Finding("A-B", Severity.ERROR, text, text, text, text)
+    assert {finding.subject, finding.message, finding.fix, finding.reference} == {shown}
+    render([finding]).encode()
+    assert Finding.from_dict(finding.as_dict()) == finding
