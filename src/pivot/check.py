@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pivot import budget, descriptions, devices, faults, inventory, launch, launch_rules, model, nccl, nodes, pins
+from pivot import budget, descriptions, devices, faults, inventory, launch, launch_rules, model, nccl, nodes, paths, pins
 from pivot.findings import Finding, Severity, errors, render, waive
 from pivot.places import file_at
 
@@ -179,6 +179,7 @@ def _served(host: Host) -> tuple[Said, list[Finding]]:
     verdict, more = _engine(host, flags, environment)
     found += more
     found += _nccl(host, flags, environment)
+    found += paths.beforehand(host.name, flags, environment, str(host.values.get("sglang_server_name") or "sglang"))
     plan, more = budget.deployed(host.name, host.values, read_manifest)
     found += more
     found += budget.check(plan) if plan else []

@@ -78,6 +78,12 @@ def _paths(name: str, value: object) -> Iterator[str]:
             yield text
 
 
+def beforehand(subject: str, flags: Mapping[str, Any], environment: Mapping[str, Any], name: str) -> list[Finding]:
+    """What a unit of this name would hide or keep read-only, wherever it runs; what is there only a host can say."""
+    wanted = named(flags, environment, f"/var/lib/{name}")
+    return check(subject, wanted, {item.path: {"kind": "file", "readable": True} for item in wanted}, name)
+
+
 def check(subject: str, wanted: Sequence[Named], seen: Mapping[str, Mapping[str, Any]], name: str) -> list[Finding]:
     """What is not there or cannot be reached. seen: what a host said of each path, kind and readable; name: the unit's.
 

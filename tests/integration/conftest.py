@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # actions that never leave the controller
 ON_CONTROLLER = {
     *("debug", "fail", "assert", "meta", "set_fact", "include_tasks", "include_role", "validate_argument_spec"),
-    *("preflight", "redacted_diff", "sglang_health"),
+    *("preflight", "redacted_diff", "sglang_drift", "sglang_health"),
 }
 FIGURES: list[str] = []
 FAILED = pytest.StashKey[bool]()

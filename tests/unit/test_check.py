@@ -296,6 +296,12 @@ def test_machines_that_serve_together_are_compared_also_those_that_are_left_out(
     assert [(code, severity) for code, _, severity in codes(report)] == [("LAUNCH-NODES-RANK", "error")]
 
 
+def test_paths_that_the_unit_hides_are_named():
+    report = run(host(sglang_server_launch={"chat-template": "/home/a/c.jinja"}))
+    assert codes(report) == [("LAUNCH-FILE", "llm01", "error")]
+    assert run(host(sglang_server_launch={"chat-template": "/etc/sglang/c.jinja"})).findings == ()
+
+
 def test_the_nccl_profile_is_part_of_the_environment():
     values = {"sglang_server_nccl_profile": "p2p-fallback", "sglang_server_environment": {}}
     report = run(host(**values, sglang_server_launch={"disable-custom-all-reduce": True}))

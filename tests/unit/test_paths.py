@@ -103,6 +103,12 @@ def test_what_is_wrong_with_a_variable_is_named():
     ]
 
 
+def test_what_the_sandbox_does_is_known_beforehand():
+    flags = {"chat-template": "/root/c.jinja", "tokenizer-path": "/models/t", "crash-dump-folder": "/var/log/x"}
+    assert [item.code for item in paths.beforehand("h", flags, {}, "s")] == ["LAUNCH-FILE", "LAUNCH-WRITE"]
+    assert paths.beforehand("h", {"crash-dump-folder": "/var/lib/s/x"}, {}, "s") == []
+
+
 def test_before_the_user_exists_nothing_is_said_of_reading():
     assert found({"chat-template": "/etc/c.jinja"}, seen={"kind": "file", "readable": None}) == []
 
