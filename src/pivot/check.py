@@ -12,7 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pivot import budget, descriptions, devices, faults, inventory, launch, launch_rules, model, nccl, nodes, paths, pins
+from pivot import (
+    budget,
+    descriptions,
+    devices,
+    faults,
+    inventory,
+    launch,
+    launch_rules,
+    model,
+    nccl,
+    nodes,
+    paths,
+    pins,
+)
 from pivot.findings import Finding, Severity, errors, render, waive
 from pivot.places import file_at
 
