@@ -194,20 +194,11 @@ def reported(outcome: Mapping[str, Any]) -> wiring.Acceptance:
 
 def asked(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked and answered, as `pivot.ask` keeps it."""
-    prompts = [
-        ask.Asked(
-            id=prompt["id"],
-            prompt_ids=tuple(prompt["prompt_ids"]),
-            output_ids=tuple(prompt["output_ids"]),
-            text="",
-            seconds=0.0,
-            accept_length=prompt["meta"].get("spec_accept_length"),
-            verifications=prompt["meta"].get("spec_verify_ct"),
-            histogram=tuple(prompt["meta"].get("spec_correct_drafts_histogram", ())),
-            replayed=True,
-        )
-        for prompt in outcome["prompts"]
-    ]
+    prompts = []
+    for prompt in outcome["prompts"]:
+        reply = {"output_ids": prompt["output_ids"], "meta_info": prompt["meta"]}
+        one = ask.Asked.of(prompt["id"], prompt["prompt_ids"], reply)
+        prompts.append(dataclasses.replace(one, replayed=True))
     return ask.as_dict(prompts, outcome["new_tokens"], outcome["server"])
 
 
