@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-BUNDLES = sorted(Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"], "bundles").glob("*/*"))
+HOME = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"], "bundles")
+BUNDLES = sorted(path.parent for path in HOME.glob("*/*/manifest.json"))
 SECRETS = {
     "api key": "made-up-key-&-never-shown",
     "token": "made/up+token=of#a~site",
@@ -34,7 +35,7 @@ def written(secret: str) -> list[bytes]:
     ]
 
 
-@pytest.fixture(params=BUNDLES, ids=lambda path: path.name)
+@pytest.fixture(params=BUNDLES, ids=lambda path: path.parent.name)
 def bundle(request: pytest.FixtureRequest) -> Path:
     return request.param
 
@@ -48,9 +49,9 @@ def text(bundle: Path, name: str) -> str:
 
 
 def test_every_run_that_could_left_one_bundle_and_nothing_else() -> None:
-    names = [path.name for path in BUNDLES]
-    assert len(names) == 5
-    assert [name for name in names if name.startswith(".")] == []
+    assert len(BUNDLES) == 5
+    assert {path.name for path in BUNDLES} == {"instance"}
+    assert list(HOME.rglob(".*")) == []
 
 
 def test_no_secret_is_in_any_file(bundle: Path) -> None:

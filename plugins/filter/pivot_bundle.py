@@ -10,7 +10,18 @@ from pivot import bundle
 
 def rows(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The table of what is collected, for one host's options."""
-    return bundle.table(**options)
+    try:
+        return bundle.table(**options)
+    except ValueError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+def room(home: str, hosts: int) -> int:
+    """Bytes that one of several bundles may take below a directory of the controller."""
+    try:
+        return bundle.room(home, hosts)
+    except ValueError as error:
+        raise AnsibleFilterError(str(error)) from error
 
 
 def transfer(connection: Mapping[str, Any], source: str, destination: str) -> list[str]:
@@ -27,6 +38,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Names as the role uses them."""
         return {
+            "pivot_bundle_room": room,
             "pivot_bundle_rows": rows,
             "pivot_bundle_describe": bundle.describe,
             "pivot_bundle_owner": bundle.owner,

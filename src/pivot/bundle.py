@@ -7,6 +7,7 @@ into findings.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import importlib.util
@@ -18,13 +19,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pivot import summary
+from pivot.diagnosis import diagnose, render
+from pivot.evidence import read
 from pivot.findings import Finding, Severity
 from pivot.redact import MASK, Redactor, spellings
 from pivot.transfer import rsync_from
 
-FORMAT = 1
+SCHEMA = 2
 MIB = 1 << 20
 BLOCK = 4 * MIB
+KEEP_FREE = 64 * MIB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,9 +37,9 @@ class Item:
     """One row of the table.
 
     name: file of the bundle, or directory where one item becomes several files; kind: how the host collects it;
-    what: command, paths or globs; limit: bytes taken per file; sensitivity: "plain", "secrets" (masked) or "prompts";
-    required: absence is worth a warning and a failure an error; tail: only the end is wanted, a cut is no fault;
-    purpose: the question it answers.
+    what: command, paths or globs; limit: bytes taken per file; sensitivity: "plain", "secrets" (masked) or "prompts"
+    (listed, or copied when asked for); purpose: what it is needed for; required: absence is worth a warning and a
+    failure an error; tail: only the end is wanted, a cut is no fault.
     """
 
     name: str
@@ -47,25 +52,46 @@ class Item:
     tail: bool = False
 
 
-def table(
-    *,
-    unit: str,
-    config_paths: Sequence[str],
-    probe_records: Sequence[str],
-    listed_paths: Sequence[str],
-    log_limit: int,
-    python: str = "",
-    url: str = "",
-) -> list[dict[str, Any]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What a table is made for.
+
+    unit: systemd unit with its suffix; config_paths, probe_records, nccl_logs, flight_records, dumps: files,
+    directories or globs; listed_paths: looked at, never copied; copy_dumps: whether dumps are; log_limit: bytes of
+    the current log; python: the engine's interpreter ("": that of the running process); url: of the server ("": from
+    the launch configuration); extra: rows that a role or an inventory adds, see `added`.
+    """
+
+    unit: str
+    config_paths: Sequence[str]
+    probe_records: Sequence[str]
+    listed_paths: Sequence[str]
+    log_limit: int
+    nccl_logs: Sequence[str] = ()
+    flight_records: Sequence[str] = ()
+    dumps: Sequence[str] = ()
+    copy_dumps: bool = False
+    state_paths: Sequence[str] = ()
+    python: str = ""
+    url: str = ""
+    extra: Sequence[Mapping[str, Any]] = ()
+
+
+SMI = "nvidia-smi"
+COMPUTE = "pid,process_name,used_gpu_memory,gpu_uuid"
+
+
+def table(**options: Any) -> list[dict[str, Any]]:
     """What is collected of a host, most important first: when the total limit is reached, the rest is left out.
 
-    unit: systemd unit with its suffix; config_paths, probe_records: files, directories or globs; listed_paths:
-    looked at, never copied; log_limit: bytes of the current log; python: the engine's interpreter ("": that of the
-    running process); url: of the server ("": from the launch configuration). Plain dicts, for a host's JSON.
+    options: those of `Options`. Plain dicts, for a host's JSON.
     """
+    given = Options(**options)
+    unit, url = given.unit, given.url
+    group = f"/sys/fs/cgroup/system.slice/{unit}/memory.*"
     rows = [
-        Item("unit.txt", "command", ("systemctl", "cat", "--no-pager", unit), MIB, "secrets", "as written", True),
-        Item("unit-properties.txt", "command", ("systemctl", "show", unit), MIB, "secrets", "as systemd sees it", True),
+        _command("unit.txt", ("systemctl", "cat", "--no-pager", unit), "as written", required=True),
+        _command("unit-properties.txt", ("systemctl", "show", unit), "as systemd sees it", required=True),
         Item(
             "unit-status.txt",
             "status",
@@ -75,28 +101,97 @@ def table(
             "state and processes",
         ),
         Item("process", "process", (unit,), MIB, "secrets", "what really runs", True),
-        Item("config", "files", tuple(config_paths), MIB, "secrets", "the configuration as rendered", True),
-        Item("server_info.json", "server_info", (url,), 4 * MIB, "secrets", "what the server made of it"),
-        Item("packages.json", "packages", (python,), MIB, "plain", "the engine's distributions"),
-        Item("system/uname.txt", "command", ("uname", "-a"), MIB, "plain", "kernel", True),
-        Item("system/df.txt", "command", ("df", "-h", "-T"), MIB, "plain", "full volumes, /dev/shm"),
-        Item("system/ip.txt", "command", ("ip", "address"), MIB, "plain", "addresses"),
-        Item("system/sockets.txt", "command", ("ss", "-ltnp"), MIB, "plain", "who listens where"),
-        Item("system/devices.txt", "command", ("ls", "-lR", "/dev"), MIB, "plain", "device nodes"),
+        Item("processes.json", "processes", (unit,), MIB, "secrets", "which process computes, waits or is stopped"),
+        Item("answers.json", "answers", (url,), MIB, "secrets", "what the server answers, and how fast"),
+        Item("config", "files", tuple(given.config_paths), MIB, "secrets", "the configuration as rendered", True),
+        Item("server_info.json", "answer", (url, "/server_info"), 4 * MIB, "secrets", "what the server made of it"),
+        Item("metrics.txt", "answer", (url, "/metrics"), 4 * MIB, "plain", "requests, acceptance and speed since boot"),
+        Item("packages.json", "packages", (given.python,), MIB, "plain", "the engine's distributions"),
         Item(
-            "system",
-            "files",
-            ("/usr/lib/os-release", "/proc/meminfo", "/proc/cpuinfo", "/proc/devices", "/sys/fs/cgroup/memory.*"),
-            MIB,
-            "plain",
-            "memory and limits",
+            "state", "files", tuple(given.state_paths), MIB, "plain", "release, verified weights, what the start read"
         ),
-        Item("system/listing.txt", "list", tuple(listed_paths), MIB, "prompts", "core files and dumps, never copied"),
-        Item("server.log", "journal", (unit, "current"), log_limit, "secrets", "the current run", True),
-        Item("server-before.log", "journal", (unit, "before"), log_limit // 4, "secrets", "earlier runs", tail=True),
-        Item("probe", "files", tuple(probe_records), log_limit, "plain", "what reached the drafter"),
+        *_system(group),
+        Item(
+            "system/listing.txt",
+            "list",
+            tuple(given.listed_paths),
+            MIB,
+            "prompts",
+            "core files, dumps and shared memory, never copied",
+        ),
+        Item("server.log", "journal", (unit, "current"), given.log_limit, "secrets", "the current run", True),
+        Item(
+            "server-before.log", "journal", (unit, "before"), given.log_limit // 4, "secrets", "earlier runs", tail=True
+        ),
+        Item("nccl", "nccl", tuple(given.nccl_logs), given.log_limit // 4, "secrets", "each rank's NCCL"),
+        Item("flight", "flight", tuple(given.flight_records), 16 * MIB, "plain", "collectives before a time-out"),
+        Item("probe", "files", tuple(given.probe_records), given.log_limit, "plain", "what reached the drafter"),
     ]
+    rows += [added(row, given.log_limit) for row in given.extra]
+    if given.copy_dumps:
+        rows.append(Item("dumps", "dumps", tuple(given.dumps), 1 << 50, "prompts", "a crash, to be replayed"))
     return [dataclasses.asdict(row) for row in rows]
+
+
+def _command(name: str, argv: tuple[str, ...], purpose: str, *, required: bool = False, kind: str = "command") -> Item:
+    return Item(name, kind, argv, MIB, "secrets" if name.startswith("unit") else "plain", purpose, required)
+
+
+def _system(group: str) -> list[Item]:
+    """Rows about container and node."""
+    files = ("/usr/lib/os-release", "/proc/meminfo", "/proc/cpuinfo", "/proc/devices", "/proc/driver/nvidia/version")
+    cgroups = ("/sys/fs/cgroup/memory.*", group)
+    libraries = ("/usr/lib/x86_64-linux-gnu/libcuda.so*", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so*")
+    return [
+        _command("system/uname.txt", ("uname", "-a"), "kernel", required=True),
+        _command("system/df.txt", ("df", "-h", "-T"), "full volumes, /dev/shm"),
+        _command("system/ip.txt", ("ip", "address"), "addresses"),
+        _command("system/sockets.txt", ("ss", "-ltnp"), "who listens where"),
+        _command("system/devices.txt", ("ls", "-lR", "/dev"), "device nodes"),
+        _command("system/gpus.txt", (SMI, "-q"), "GPUs: driver, memory, errors, links", kind="tool"),
+        _command("system/topology.txt", (SMI, "topo", "-m"), "paths between GPUs", kind="tool"),
+        _command(
+            "system/gpu-processes.txt",
+            (SMI, f"--query-compute-apps={COMPUTE}", "--format=csv"),
+            "who holds memory of the GPUs",
+            kind="tool",
+        ),
+        Item("system/libraries.txt", "list", libraries, MIB, "plain", "the container's driver"),
+        Item("system", "files", (*files, *cgroups), MIB, "plain", "memory, limits and driver"),
+        Item("system/kernel.log", "kernel", (), 4 * MIB, "plain", "Xid, OOM killer, driver", tail=True),
+    ]
+
+
+ADDED = {"name", "kind", "what", "limit_mib", "sensitivity", "purpose", "required", "tail"}
+
+
+def added(row: Mapping[str, Any], log_limit: int) -> Item:
+    """A row that a role or an inventory adds; ValueError says what is wrong with it.
+
+    Its kind is "files" (paths and globs) or "command" (an argument list); only its name, kind and what are needed.
+    """
+    where = f"the row {dict(row)!r:.120} of log_bundle_extra_items"
+    unknown, missing = set(row) - ADDED, {"name", "kind", "what"} - set(row)
+    if unknown or missing:
+        raise ValueError(f"{where} {f'has no {min(missing)}' if missing else f'has an unknown {min(unknown)}'}")
+    name, what = str(row["name"]), row["what"]
+    if row["kind"] not in ("files", "command") or not isinstance(what, Sequence) or isinstance(what, str):
+        raise ValueError(f"{where} needs the kind files or command, and a list as what")
+    if name.startswith("/") or ".." in name.split("/") or not name:
+        raise ValueError(f"{where} needs a relative name")
+    sensitivity = str(row.get("sensitivity", "secrets"))
+    if sensitivity not in ("plain", "secrets"):
+        raise ValueError(f"{where} has the sensitivity {sensitivity}: plain or secrets is right")
+    return Item(
+        name,
+        str(row["kind"]),
+        tuple(str(part) for part in what),
+        int(row["limit_mib"]) * MIB if "limit_mib" in row else log_limit,
+        sensitivity,
+        str(row.get("purpose", "added by the inventory")),
+        bool(row.get("required", False)),
+        bool(row.get("tail", False)),
+    )
 
 
 def collector(script: str) -> str:
@@ -121,6 +216,20 @@ def owner(home: str) -> str:
     return hashlib.sha256(f"{socket.gethostname()}\0{home}".encode()).hexdigest()[:12]
 
 
+def room(home: str, hosts: int) -> int:
+    """Bytes that one of `hosts` bundles may take below `home` on this machine; ValueError when there is no room."""
+    where = Path(home)
+    while not where.exists():
+        where = where.parent
+    free = shutil.disk_usage(where).free
+    share = (free - KEEP_FREE) // max(1, hosts)
+    if share < MIB:
+        raise ValueError(
+            f"no room for bundles of {hosts} hosts on this machine: {where} has {free} bytes free (log_bundle_dest)"
+        )
+    return share
+
+
 def describe(rows: Iterable[Mapping[str, Any]], where: str) -> str:
     """What a run without check mode would collect, as lines for a person."""
     lines = [f"would collect into {where}:"]
@@ -135,7 +244,7 @@ def transfer(connection: Mapping[str, Any], source: str, destination: str) -> li
 
     connection: as for `pivot.transfer.rsync_to`, which also says what cannot be used.
     """
-    options = ["--recursive", "--times", "--compress", "--chmod=D0700,F0600"]
+    options = ["--recursive", "--times", "--partial", "--compress", "--compress-level=1", "--chmod=D0700,F0600"]
     return rsync_from(source, destination, connection, options)
 
 
@@ -177,8 +286,9 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
     """Turn what rsync brought into a bundle: check, mask, describe, move into place.
 
     request: ``partial`` (directory with the files), ``directory`` (where the bundle goes, must not exist),
-    ``entries`` and ``context`` (the host's answer), ``host``, ``unit``, ``time``, ``pins`` and ``secrets``.
-    Returns path, findings, files, bytes and the number of masked places.
+    ``entries`` and ``context`` (the host's answer), ``host``, ``unit``, ``time``, ``pins``, ``secrets`` and
+    ``verify`` (file with what the last verification printed).
+    Returns path, findings, files, bytes, the number of masked places and the diagnosis: state and why.
     """
     partial, final = Path(request["partial"]), Path(request["directory"])
     redactor = Redactor(str(secret) for secret in request["secrets"] if secret)
@@ -188,32 +298,48 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
     for entry in entries:
         if entry["sha256"] is not None:
             findings += _settle(partial / entry["name"], entry, redactor, host)
-    if request.get("pins"):
-        text = redactor.text(json.dumps(request["pins"], indent=1, sort_keys=True) + "\n")
-        (partial / "pins.json").write_text(text, encoding="utf-8")
-        entries.append(_own_entry("pins.json", "controller", text))
+    own = {"pins.json": json.dumps(request["pins"], indent=1, sort_keys=True) + "\n"} if request.get("pins") else {}
+    verified = Path(request["verify"]) if request.get("verify") else None
+    if verified and verified.is_file():
+        own["verify.txt"] = verified.read_text(encoding="utf-8", errors="replace")[-MIB:]
+    for name, content in own.items():
+        text = redactor.text(content)
+        (partial / name).write_text(text, encoding="utf-8")
+        entries.append(_own_entry(name, "controller", text))
     findings += _leaks(partial, request["secrets"], host)
     findings += gaps(entries, host)
+    masked_as = collections.Counter(redactor.report)
+    for entry in request["entries"]:
+        masked_as.update(entry.get("masked_as", {}))
     manifest = {
-        "format": FORMAT,
+        "schema": SCHEMA,
         "host": host,
+        "run": final.parent.name,
         "unit": request["unit"],
         "time": request["time"],
         "host_facts": request["context"],
         "masked": redactor.masked + sum(int(entry["masked"]) for entry in request["entries"]),
+        "masked_as": dict(masked_as.most_common()),
         "files": sorted(entries, key=lambda entry: str(entry["name"])),
         "findings": [finding.as_dict() for finding in findings],
     }
-    text = redactor.text(json.dumps(manifest, indent=1) + "\n")
-    (partial / "manifest.json").write_text(text, encoding="utf-8")
+    _write_manifest(partial, manifest, redactor)
+    diagnosed = diagnose(read(partial))
+    text = redactor.text(render(diagnosed) + "\n")
+    (partial / "diagnosis.txt").write_text(text, encoding="utf-8")
+    entries.append(_own_entry("diagnosis.txt", "controller", text))
+    manifest["files"] = sorted(entries, key=lambda entry: str(entry["name"]))
+    manifest["state"] = str(diagnosed.verdict.state)
+    _write_manifest(partial, manifest, redactor)
     for path in (partial, *partial.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)
     if final.exists():
         raise FileExistsError(f"{final} is there already: two runs in one second? collect again")
     final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial.rename(final)
-    for left in partial.parent.glob(".*.partial"):  # of interrupted runs
+    for left in partial.parent.glob(f".{host}.*.partial"):  # of interrupted runs
         shutil.rmtree(left)
+    summary.write(final.parent)
     present = [entry for entry in entries if entry["sha256"] is not None]
     return {
         "path": str(final),
@@ -221,7 +347,15 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
         "files": len(present),
         "bytes": sum(int(entry["bytes"]) for entry in present),
         "masked": manifest["masked"],
+        "state": str(diagnosed.verdict.state),
+        "why": diagnosed.verdict.why,
+        "suspects": [suspect.finding.code for suspect in diagnosed.suspects],
     }
+
+
+def _write_manifest(directory: Path, manifest: Mapping[str, Any], redactor: Redactor) -> None:
+    text = redactor.text(json.dumps(manifest, indent=1) + "\n")
+    (directory / "manifest.json").write_text(text, encoding="utf-8")
 
 
 def _settle(path: Path, entry: dict[str, Any], redactor: Redactor, host: str) -> list[Finding]:
@@ -238,6 +372,8 @@ def _settle(path: Path, entry: dict[str, Any], redactor: Redactor, host: str) ->
                 "collect again; look at free space on both sides",
             )
         ]
+    if entry["item"] == "dumps":  # asked for as they are
+        return []
     before = redactor.masked
     staged = path.with_name(path.name + ".masked")
     with path.open("rb") as source, staged.open("wb") as sink:
@@ -250,13 +386,16 @@ def _settle(path: Path, entry: dict[str, Any], redactor: Redactor, host: str) ->
 
 
 def _blocks(source: Any) -> Iterable[bytes]:
-    """A file in blocks of whole lines."""
+    """A file in blocks of whole lines; what has no lines comes in blocks that overlap by what a secret may be long."""
     rest = b""
     while chunk := source.read(BLOCK):
         head, newline, tail = (rest + chunk).rpartition(b"\n")
         if newline:
             yield head + newline
         rest = tail
+        if len(rest) > 4 * BLOCK:
+            yield rest
+            rest = b""
     if rest:
         yield rest
 

@@ -11,6 +11,7 @@ from typing import Final
 
 # command → the module whose main(arguments: list[str]) -> int runs it, and one line of what it does
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "bundle": ("pivot.bundles", "bundles of logs: list, show, compare, prune"),
     "check": ("pivot.check_command", "what preflight says about an inventory, without a play"),
     "diagnose": ("pivot.diagnosis", "what a bundle of logs means: the state, and suspects in order"),
     "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),

@@ -93,7 +93,7 @@ def read(path: Path) -> Facts:
         return Facts(path.name, "", "", None, log, ServerLog("", ""))
     if not path.is_dir():
         raise BundleError(f"there is no bundle {path}: pivot bundle list shows those that there are")
-    manifest = _json(path / "manifest.json")
+    manifest = read_json(path / "manifest.json")
     if not isinstance(manifest, dict):
         raise BundleError(f"{path} is no bundle: it has no readable manifest.json")
     schema = manifest.get("schema", manifest.get("format"))
@@ -108,12 +108,13 @@ def read(path: Path) -> Facts:
         _server_log(path, "server.log", unit),
         _server_log(path, "server-before.log", unit),
         manifest=manifest,
-        properties=_pairs(_text(path / "unit-properties.txt")),
+        properties=_pairs(read_text(path / "unit-properties.txt")),
     )
     facts.lacks = [
         f"{entry.get('name')}: {entry.get('reason')}"
         for entry in _mappings(manifest.get("files"))
-        if entry.get("sha256") is None or (entry.get("truncated") and not entry.get("tail"))
+        if (entry.get("sha256") is None and (entry.get("required") or entry.get("failed")))
+        or (entry.get("truncated") and not entry.get("tail"))
     ]
     _processes(facts, path)
     _machine(facts, path)
@@ -139,7 +140,7 @@ def _server_log(path: Path, name: str, unit: str) -> ServerLog:
 
 def _processes(facts: Facts, path: Path) -> None:
     """The unit's processes, how they were started and what the server answered."""
-    for one in _mappings(_json(path / "processes.json")):
+    for one in _mappings(read_json(path / "processes.json")):
         facts.processes.append(
             Process(
                 _whole(one.get("pid")),
@@ -150,7 +151,7 @@ def _processes(facts: Facts, path: Path) -> None:
                 str(one.get("waits_in", "")),
             )
         )
-    for one in _mappings(_json(path / "answers.json")):
+    for one in _mappings(read_json(path / "answers.json")):
         status = one.get("status")
         facts.answers[str(one.get("path", ""))] = Answer(
             str(one.get("path", "")),
@@ -159,7 +160,7 @@ def _processes(facts: Facts, path: Path) -> None:
             str(one.get("error", "")),
         )
     facts.arguments = arguments(path)
-    environment = _json(path / "process/environment.json")
+    environment = read_json(path / "process/environment.json")
     if isinstance(environment, dict):
         facts.environment = {str(name): str(value) for name, value in environment.items()}
 
@@ -168,11 +169,11 @@ def arguments(path: Path) -> dict[str, str]:
     """Flags as the server was started with them: launch.yaml, overruled by the command line; dashes left away."""
     found: dict[str, str] = {}
     for file in sorted((path / "config").rglob("launch.yaml")):
-        for line in _text(file).splitlines():
+        for line in read_text(file).splitlines():
             match = re.match(r"[\"']?([a-z][\w-]*)[\"']?\s*:\s*(\S.*?)\s*$", line)
             if match:
                 found[match.group(1).replace("_", "-")] = match.group(2).strip("\"'")
-    words = _json(path / "process/cmdline.json")
+    words = read_json(path / "process/cmdline.json")
     words = [str(word) for word in words] if isinstance(words, list) else []
     for position, word in enumerate(words):
         if word.startswith("--"):
@@ -184,34 +185,34 @@ def arguments(path: Path) -> dict[str, str]:
 
 def _machine(facts: Facts, path: Path) -> None:
     """Volumes, shared memory, GPUs, memory and driver."""
-    for number, line in enumerate(_text(path / "system/df.txt").splitlines(), start=1):
+    for number, line in enumerate(read_text(path / "system/df.txt").splitlines(), start=1):
         fields = line.split()
         used = next((index for index, field in enumerate(fields) if re.fullmatch(r"\d{1,3}%", field)), 0)
         if used >= 5 and used + 1 < len(fields):
             evidence = Evidence("system/df.txt", number, " ".join(fields))
             facts.volumes.append((fields[used + 1], fields[1], int(fields[used][:-1]), evidence))
-    for number, line in enumerate(_text(path / "system/listing.txt").splitlines(), start=1):
+    for number, line in enumerate(read_text(path / "system/listing.txt").splitlines(), start=1):
         size, _, rest = line.strip().partition(" ")
         when, _, name = rest.strip().partition(" ")
         if size.isdigit() and (time := _time(when)) is not None:
             facts.listing.append((name, time, size, Evidence("system/listing.txt", number, line.strip())))
-    for number, line in enumerate(_text(path / "system/gpu-processes.txt").splitlines(), start=1):
+    for number, line in enumerate(read_text(path / "system/gpu-processes.txt").splitlines(), start=1):
         fields = [field.strip() for field in line.split(",")]
         if len(fields) > 1 and fields[0].isdigit() and len(fields[0]) < 10:
             facts.on_gpus.append(
                 (int(fields[0]), fields[1], Evidence("system/gpu-processes.txt", number, line.strip()))
             )
     for file in sorted((path / "system").rglob("*memory.events")):
-        for line in _text(file).splitlines():
+        for line in read_text(file).splitlines():
             name, _, value = line.partition(" ")
             if value.strip().isdigit():
                 facts.memory_events[name] = max(facts.memory_events.get(name, 0), int(value))
-    module = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", _text(path / "system/proc/driver/nvidia/version"))
-    library = re.search(r"libcuda\.so\.(\d{3}\.\d+(?:\.\d+)?)", _text(path / "system/libraries.txt"))
+    module = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", read_text(path / "system/proc/driver/nvidia/version"))
+    library = re.search(r"libcuda\.so\.(\d{3}\.\d+(?:\.\d+)?)", read_text(path / "system/libraries.txt"))
     facts.driver = (module.group(1) if module else "", library.group(1) if library else "")
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """A short file, or its beginning; empty when there is none."""
     try:
         with path.open("rb") as stream:
@@ -220,10 +221,10 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """A JSON file's content; None when there is none, or when it is no JSON (a cut file)."""
     try:
-        return json.loads(_text(path) or "null")
+        return json.loads(read_text(path) or "null")
     except (ValueError, RecursionError):
         return None
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pivot import bundle, redact
+from pivot import bundle, redact, summary
 from pivot.findings import Severity
 from pivot.redact import MASK
 from pivot.transfer import TransferError
@@ -31,14 +32,20 @@ def request(tmp_path: Path, **options: Any) -> dict[str, Any]:
         probe_records=options.get("probe_records", []),
         listed_paths=options.get("listed_paths", []),
         log_limit=options.get("log_limit", bundle.MIB),
+        **{name: options[name] for name in ("flight_records", "dumps", "copy_dumps", "nccl_logs") if name in options},
     )
-    rows = [row for row in rows if row["name"] in ("config", "probe", "process", "unit.txt", "system/listing.txt")]
+    rows = [
+        row
+        for row in rows
+        if row["name"] in options.get("names", ("config", "probe", "process", "unit.txt", "system/listing.txt"))
+    ]
     return {
         "rows": rows,
         "unit": "nosuch-pivot-test.service",
         "total_limit": options.get("total_limit", 1 << 24),
         "directories": options.get("directories", [str(tmp_path)]),
         "owner": "me",
+        "prompts": options.get("prompts", False),
     }
 
 
@@ -200,7 +207,7 @@ def arrived(tmp_path: Path, files: dict[str, str], **more: Any) -> dict[str, Any
         entries.append(row(name, sha256=hashlib.sha256(text.encode()).hexdigest(), bytes=len(text)))
     return {
         "partial": str(partial),
-        "directory": str(tmp_path / "artifacts" / "h" / "t"),
+        "directory": str(tmp_path / "artifacts" / "t" / "h"),
         "entries": entries,
         "context": {"active": "active"},
         "host": "h",
@@ -227,7 +234,7 @@ def row(name: str, **more: Any) -> dict[str, Any]:
 
 def test_known_secrets_are_in_no_file_of_a_bundle(tmp_path: Path) -> None:
     files = {"server.log": f"asked with {KEY} and k3y-in-launch%2Fyaml%2Bx\n", "config/a": "x: 1\n"}
-    left = tmp_path / ".earlier.partial"
+    left = tmp_path / ".h.earlier.partial"
     left.mkdir()
     done = bundle.finish(arrived(tmp_path, files, secrets=[KEY, ""], pins={"models": {"m": {"note": KEY}}}))
     final = Path(done["path"])
@@ -309,3 +316,112 @@ def test_every_row_of_the_table_can_be_collected() -> None:
     described = bundle.describe(rows, "/a")
     assert described.count("\n") == len(rows)
     assert "server.log" in described
+
+
+def test_more_rows_come_from_the_inventory_and_are_checked() -> None:
+    options: dict[str, Any] = {"unit": "u", "config_paths": [], "probe_records": [], "listed_paths": [], "log_limit": 9}
+    extra = {"name": "mine", "kind": "files", "what": ["/x"]}
+    (row,) = [row for row in bundle.table(**options, extra=[extra]) if row["name"] == "mine"]
+    assert (row["limit"], row["sensitivity"], row["required"]) == (9, "secrets", False)
+    for wrong, said in (
+        ({**extra, "kind": "journal"}, "needs the kind files or command"),
+        ({**extra, "what": "/x"}, "a list as what"),
+        ({**extra, "name": "../x"}, "needs a relative name"),
+        ({**extra, "limit": 3}, "has an unknown limit"),
+        ({"name": "x", "kind": "files"}, "has no what"),
+        ({**extra, "sensitivity": "none"}, "plain or secrets is right"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            bundle.table(**options, extra=[wrong])
+
+
+def test_flight_records_come_as_json_and_can_run_nothing(tmp_path: Path) -> None:
+    good, bad = tmp_path / "nccl_trace_rank_0", tmp_path / "nccl_trace_rank_1"
+    good.write_bytes(pickle.dumps({"version": "2.9", "entries": [{"state": "started", "frames": ("a", 1)}]}))
+    bad.write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    found = answer(request(tmp_path, names=("flight",), flight_records=[str(tmp_path / "nccl_trace_rank_*")]))
+    text = (Path(found["staging"]) / f"flight{good}.json").read_text()
+    assert json.loads(text)["entries"][0]["state"] == "started"
+    assert "no flight-recorder dump" in entry(found, f"flight{bad}.json")["reason"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_dumps_are_copied_only_when_asked_for(tmp_path: Path, asked: bool) -> None:
+    crash = tmp_path / "crash"
+    crash.mkdir()
+    (crash / "req.pkl").write_bytes(b"\0prompts\0")
+    with (crash / "huge.core").open("wb") as core:
+        core.truncate(91 << 30)
+    names = ("dumps", "system/listing.txt")
+    found = answer(request(tmp_path, names=names, dumps=[str(crash)], copy_dumps=asked, listed_paths=[str(crash)]))
+    listing = (Path(found["staging"]) / "system/listing.txt").read_text()
+    assert "req.pkl" in listing
+    copied = [item["name"] for item in found["entries"] if item["bytes"] and item["item"] == "dumps"]
+    assert copied == ([f"dumps{crash}/req.pkl"] if asked else [])
+    if asked:
+        assert "are more than the limit" in entry(found, f"dumps{crash}/huge.core")["reason"]
+
+
+def test_a_log_that_grows_is_taken_as_it_was(tmp_path: Path) -> None:
+    log = tmp_path / "nccl.h.1"
+    log.write_text("h:1:2 [0] NCCL INFO line\n" * 30000)
+    size = log.stat().st_size
+    with subprocess.Popen(["sh", "-c", 'while echo more; do :; done >>"$1"', "sh", str(log)]) as writer:
+        try:
+            found = answer(
+                request(tmp_path, names=("nccl",), nccl_logs=[str(tmp_path / "nccl*")], log_limit=64 * bundle.MIB)
+            )
+        finally:
+            writer.kill()
+    one = entry(found, f"nccl{log}")
+    taken = (Path(found["staging"]) / one["name"]).stat().st_size
+    assert not one["truncated"]
+    assert size <= taken <= log.stat().st_size
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_texts_of_requests_are_left_out_unless_asked_for(tmp_path: Path, kept: bool) -> None:
+    log = tmp_path / "a.jsonl"
+    log.write_text("[10:00:00] Receive: obj=GenerateReqInput(text='my private story')\nnext\n")
+    found = answer(request(tmp_path, names=("probe",), probe_records=[str(log)], prompts=kept))
+    one = entry(found, f"probe{log}")
+    assert ("private story" in (Path(found["staging"]) / one["name"]).read_text()) is kept
+    assert one["masked_as"] == ({} if kept else {"text of a request": 1})
+
+
+def test_room_on_the_controller_is_shared_among_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 464 * bundle.MIB})
+    monkeypatch.setattr(bundle.shutil, "disk_usage", lambda _: usage)
+    assert bundle.room(str(tmp_path / "not/yet"), 4) == 100 * bundle.MIB
+    monkeypatch.setattr(usage, "free", 64 * bundle.MIB)
+    with pytest.raises(ValueError, match=r"no room for bundles of 4 hosts on this machine: .* \(log_bundle_dest\)"):
+        bundle.room(str(tmp_path), 4)
+
+
+def test_the_limit_that_was_reached_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "a.jsonl"
+    log.write_text("abc\n" * 20000)
+    argument = {
+        **request(tmp_path, probe_records=[str(log)], total_limit=2000),
+        "total_limit_is": "free space of log_bundle_dest",
+    }
+    assert entry(answer(argument), "probe" + str(log))["reason"].endswith("(free space of log_bundle_dest)")
+
+
+def test_a_bundle_holds_its_diagnosis_and_the_run_a_table(tmp_path: Path) -> None:
+    log = "[10:00:00] The server is fired up and ready to roll!\n"
+    verify = tmp_path / "verify.txt"
+    verify.write_text("31 passed\n")
+    done = bundle.finish(arrived(tmp_path, {"server.log": log}, verify=str(verify)))
+    final = Path(done["path"])
+    assert done["state"] == "serving"
+    assert "state   SERVING" in (final / "diagnosis.txt").read_text()
+    assert (final / "verify.txt").read_text() == "31 passed\n"
+    manifest = json.loads((final / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["run"], manifest["state"]) == (2, "t", "serving")
+    assert {"diagnosis.txt", "verify.txt"} <= {item["name"] for item in manifest["files"]}
+    table = (final.parent / "summary.txt").read_text()
+    assert table.splitlines()[3].split() == ["h", "serving", "3", "0.0", "0", "0"]
+    assert "dead  no bundle: unreachable" in summary.write(final.parent, ["h", "dead"])
+    assert summary.main([str(tmp_path / "none"), "h"]) == 1

@@ -513,6 +513,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.count("\n") == 2
 
 
+def test_what_a_bundle_lacks_is_said_when_it_was_needed(tmp_path: Path) -> None:
+    entry = {"sha256": None, "required": False, "failed": False, "reason": "there is none"}
+    files = [{**entry, "name": "a"}, {**entry, "name": "b", "required": True}, {**entry, "name": "c", "failed": True}]
+    files.append({"name": "server.log", "sha256": "x", "truncated": True, "tail": False, "reason": "cut"})
+    manifest = {"schema": 2, "host": "h", "unit": "sglang.service", "time": "2026-11-29T103000Z", "files": files}
+    found = look(tmp_path, start() + decode(29, count=3), **{"manifest.json": manifest})
+    assert found.facts.lacks == ["b: there is none", "c: there is none", "server.log: cut"]
+    assert "lacks   server.log: cut" in diagnosis.render(found)
+
+
 def test_files_that_are_damaged_say_nothing_and_stop_nothing(tmp_path: Path) -> None:
     broken = dict.fromkeys(
         ("processes.json", "answers.json", "process/environment.json", "process/cmdline.json"), "[{]"

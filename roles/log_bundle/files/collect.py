@@ -1,9 +1,10 @@
 """Collect logs and state of one service into a private directory of this host, secrets masked.
 
 Sent to the host in one piece with `pivot.redact` (see `pivot.bundle.collector`). Standard library only, Python 3.9.
-Argument: JSON with ``rows`` (of `pivot.bundle.table`), ``unit``, ``total_limit`` in bytes, ``directories`` (where the
-private directory may be made) and ``owner`` (for whom: what an interrupted run left for the same one goes). Prints one
-JSON object: ``staging``, ``entries`` (one for each file, or for what is missing with the reason), ``context``.
+Argument: JSON with ``rows`` (of `pivot.bundle.table`), ``unit``, ``total_limit`` in bytes and what it is,
+``directories`` (where the private directory may be made), ``prompts`` (whether texts of requests may stay) and
+``owner`` (for whom: what an interrupted run left for the same one goes). Prints one JSON object: ``staging``,
+``entries`` (one for each file, or for what is missing with the reason), ``context``.
 Exits 1 with one sentence, and leaves nothing behind, when that is impossible.
 """
 
@@ -13,9 +14,11 @@ import collections
 import contextlib
 import glob
 import hashlib
+import http.client
 import io
 import json
 import os
+import pickle
 import re
 import resource
 import shutil
@@ -24,6 +27,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -38,6 +42,10 @@ TIMEOUT = 60
 MAX_LINE = 1 << 20
 BLOCK = 1 << 18
 KEEP_FREE = 64 << 20
+MAX_PROCESSES = 256
+PATHS = ("/health", "/model_info", "/server_info", "/metrics")
+ASK_SECONDS = 22  # SGLang's own limit for /health is 20
+ANSWER_LIMIT = 4 << 20
 LIST_PACKAGES = (
     "import importlib.metadata as m, json, sys; "
     "json.dump({'python': sys.version, 'packages': dict(sorted((d.metadata['Name'], d.version) "
@@ -63,6 +71,16 @@ class Sink:
         self.lines: list[str] = []
         self.pending = 0
         self.cuts: list[str] = []
+
+    def block(self, raw: bytes) -> None:
+        """Add whole lines at once; a key that goes on after them stays with what follows."""
+        text = raw.decode("utf-8", "surrogateescape")
+        self.lines.append(text)
+        self.pending += len(text)
+        if self.pending >= BLOCK:
+            inside_key = "-----BEGIN " in text and text.rfind("-----BEGIN ") > text.rfind("-----END ")
+            if not inside_key or self.pending >= 4 * BLOCK:
+                self.flush()
 
     def line(self, raw: bytes, cut_end: bool = False) -> None:
         """Add one line; cut_end says that its end is missing, so that its last word may be part of a secret."""
@@ -99,9 +117,17 @@ class Sink:
         self.file.close()
 
 
-def pump(source: io.BufferedReader, sink: Sink, limit: int) -> int:
-    """Lines from source to sink, at most `limit` bytes; returns how many were taken."""
+def pump(source: Any, sink: Sink, limit: int) -> int:
+    """Lines from a file to sink, at most `limit` bytes; returns how many were taken."""
     taken = 0
+    while limit - taken >= BLOCK:  # as long as lines are shorter than that, many at once
+        chunk = source.read(BLOCK)
+        end = chunk.rfind(b"\n") + 1
+        source.seek(end - len(chunk), os.SEEK_CUR)
+        if not end:
+            break
+        taken += end
+        sink.block(chunk[:end])
     while taken < limit:
         raw = source.readline(min(MAX_LINE, limit - taken))
         if not raw:
@@ -167,15 +193,33 @@ def properties(unit: str) -> dict[str, str]:
 class Collector:
     """One run: rows in, files and entries out."""
 
-    def __init__(self, request: dict[str, Any], staging: Path, budget: int) -> None:
+    def __init__(self, request: dict[str, Any], staging: Path, room: int) -> None:
         self.request = request
         self.staging = staging
-        self.budget = budget
-        self.redactor = Redactor()
+        self.budget = min(request["total_limit"], room)
+        own = request.get("total_limit_is", "log_bundle_total_limit_mib")
+        self.limit_is = own if request["total_limit"] <= room else f"free space of {staging.parent}"
+        self.redactor = Redactor(prompts=bool(request.get("prompts")))
         self.entries: list[dict[str, Any]] = []
         self.unit = properties(request["unit"])
         self.pid = int(self.unit.get("MainPID") or 0)
         self.settings = self.learn()
+        self.first_look = look(self.pids())
+        self.answers: dict[str, dict[str, Any]] = {}
+
+    def pids(self) -> list[int]:
+        """The processes of the unit, by its cgroup, and where that cannot be read those that descend from the first."""
+        found = {self.pid} if self.pid else set()
+        group = self.unit.get("ControlGroup", "").lstrip("/")
+        for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"):
+            with contextlib.suppress(OSError):
+                for path in Path(root, group).rglob("cgroup.procs") if group else ():
+                    found.update(int(word) for word in path.read_text().split())
+        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in found:
+                    found.add(pid)
+        return sorted(found)[:MAX_PROCESSES]
 
     def learn(self) -> dict[str, str]:
         """Take the secrets of configuration and process as known; returns the way to the server (host, port, key)."""
@@ -232,6 +276,7 @@ class Collector:
                 "reason": "",
                 "failed": False,
                 "masked": 0,
+                "masked_as": {},
                 "sensitivity": row["sensitivity"],
                 "required": row["required"],
                 "tail": row["tail"],
@@ -243,9 +288,9 @@ class Collector:
         """One file of the bundle: fill(sink, limit) writes it; the rest of the budget limits it further."""
         limit = min(row["limit"], self.budget)
         if limit < 4096:
-            raise MissingError("the bundle's total limit was reached before this item", failed=True)
+            raise MissingError(f"the bundle's total limit was reached before this item ({self.limit_is})", failed=True)
         path = self.staging / name
-        before = self.redactor.masked
+        before, report = self.redactor.masked, collections.Counter(self.redactor.report)
         sink = Sink(path, self.redactor)
         try:
             fill(sink, limit)
@@ -265,6 +310,7 @@ class Collector:
             truncated=bool(sink.cuts),
             reason="; ".join([*sink.cuts, *([self.redactor.text(note)] if note else [])]),
             masked=self.redactor.masked - before,
+            masked_as=dict(self.redactor.report - report),
         )
 
     def take_command(self, row: dict[str, Any], accepted: tuple[int, ...] = (0,)) -> None:
@@ -276,6 +322,151 @@ class Collector:
             )
         note = "" if status in accepted else f"{row['what'][0]} ended with status {status}: {errors[:300]}"
         self.write(row, row["name"], " ".join(row["what"]), lambda sink, limit: put(sink, output, limit), note)
+
+    def take_tool(self, row: dict[str, Any]) -> None:
+        """What a command prints that not every host has: that there is none is no fault."""
+        if shutil.which(row["what"][0]) is None:
+            raise MissingError(f"there is no {row['what'][0]} on this host")
+        status, output, errors = run(row["what"])
+        if status and not output:
+            raise MissingError(f"{row['what'][0]} ended with status {status}: {errors[:300]}")
+        self.write(row, row["name"], " ".join(row["what"]), lambda sink, limit: put(sink, output, limit))
+
+    def take_kernel(self, row: dict[str, Any]) -> None:
+        """Kernel messages since boot; containers have none of their own, and may not read the node's."""
+        for argv in (
+            ["journalctl", "--quiet", "--no-pager", "--utc", "--output=short-iso-precise", "-k", "-b"],
+            ["dmesg"],
+        ):
+            with contextlib.suppress(MissingError):
+                lines, _ = stream(argv, min(row["limit"], self.budget), keep_end=True)
+                if lines:
+                    self.write(
+                        row, row["name"], " ".join(argv), lambda sink, _, lines=lines: [sink.line(raw) for raw in lines]
+                    )
+                    return
+        raise MissingError("no kernel messages can be read here: those of the node are the node's")
+
+    def take_processes(self, row: dict[str, Any]) -> None:
+        """Every process of the unit: state, CPU seconds between two looks, where it waits, and its own environment."""
+        if not self.pid:
+            raise MissingError("the service is not running")
+        if time.monotonic() - self.first_look["at"] < 1:
+            time.sleep(1)
+        main = process(self.pid)[0]
+        second, rows = look(self.pids()), []
+        for pid, now in sorted(second["processes"].items()):
+            before = self.first_look["processes"].get(pid)
+            one = {"pid": pid, **now, "busy": round(now["seconds"] - before["seconds"], 2) if before else None}
+            with contextlib.suppress(MissingError, OSError):
+                own = process(pid)[0]
+                one["differs"] = self.redactor.environment({k: v for k, v in own.items() if main.get(k) != v})
+            rows.append(one)
+        raw = (json.dumps(rows, indent=1) + "\n").encode("utf-8", "surrogateescape")
+        self.write(row, row["name"], "/proc", lambda sink, limit: put(sink, raw, limit))
+
+    def take_answers(self, row: dict[str, Any]) -> None:
+        """What the server answers to each path, and how long that took."""
+        if not self.pid:
+            raise MissingError("the service is not running")
+        self.ask(row["what"][0])
+        shown = [{k: v for k, v in one.items() if k != "body"} for one in self.answers.values()]
+        raw = (json.dumps(shown, indent=1) + "\n").encode()
+        self.write(row, row["name"], row["what"][0] or self.base_url(), lambda sink, limit: put(sink, raw, limit))
+
+    def take_answer(self, row: dict[str, Any]) -> None:
+        """The text of one answer."""
+        path = row["what"][1]
+        self.ask(row["what"][0])
+        one = self.answers[path]
+        if one["status"] != 200:
+            known = one["status"] is not None and one["status"] < 500
+            said = one["error"] or f"answered {one['status']}"
+            raise MissingError(
+                f"{path}: {said} after {one['seconds']} s", failed=bool(self.pid) and known and row["required"]
+            )
+        raw = one["body"]
+        with contextlib.suppress(ValueError):  # an answer that is no JSON is kept as it came
+            raw = (json.dumps(json.loads(raw), indent=1) + "\n").encode()
+        self.write(row, row["name"], path, lambda sink, limit: put(sink, raw, limit))
+
+    def ask(self, url: str) -> None:
+        """Ask for every path at once: a server that hangs answers none of them."""
+        if self.answers:
+            return
+        url = url or self.base_url()
+        threads = [threading.Thread(target=self._ask, args=(url, path), daemon=True) for path in PATHS]
+        self.answers = {
+            path: {"path": path, "status": None, "seconds": ASK_SECONDS, "error": "no answer"} for path in PATHS
+        }
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(ASK_SECONDS + 5)
+
+    def _ask(self, url: str, path: str) -> None:
+        request = urllib.request.Request(url + path)  # noqa: S310 - http, and from the service's own settings
+        if self.settings.get("api-key"):
+            request.add_header("Authorization", "Bearer " + self.settings["api-key"])
+        begin = time.monotonic()
+        answer: dict[str, Any] = {"path": path, "status": None, "error": "", "body": b""}
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                request, timeout=ASK_SECONDS
+            ) as reply:
+                answer.update(status=reply.status, body=reply.read(ANSWER_LIMIT))
+        except urllib.error.HTTPError as error:
+            answer.update(status=error.code, error=str(error.reason))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            answer["error"] = self.redactor.text(str(getattr(error, "reason", error)))
+        answer["seconds"] = round(time.monotonic() - begin, 1)
+        self.answers[path] = answer
+
+    def take_nccl(self, row: dict[str, Any]) -> None:
+        """NCCL's log files: those that were named, and those that the process's NCCL_DEBUG_FILE names."""
+        named = ""
+        if self.pid:
+            with contextlib.suppress(MissingError, OSError):
+                named = process(self.pid)[0].get("NCCL_DEBUG_FILE", "")
+        pattern = [re.sub(r"%[hp]", "*", glob.escape(named))] if os.path.isabs(named) else []
+        self.take_files({**row, "what": [*row["what"], *pattern]})
+
+    def take_flight(self, row: dict[str, Any]) -> None:
+        """Flight-recorder dumps as JSON: the pickles that torch writes are read without making any object of them."""
+        paths = expand(row["what"])
+        if not paths:
+            raise MissingError("nothing there: " + " ".join(row["what"]))
+        for path in paths:
+            name = f"{row['name']}/{str(path).lstrip('/')}.json"
+            try:
+                raw = flight(path, row["limit"])
+                self.write(row, name, str(path), lambda sink, limit, raw=raw: put(sink, raw, limit))
+            except MissingError as missing:
+                self.absent(row, name, str(missing), missing.failed)
+            except OSError as error:
+                self.absent(row, name, error.strerror or str(error), True)
+
+    def take_dumps(self, row: dict[str, Any]) -> None:
+        """Core files and crash dumps as they are: only asked for, for they hold prompts and secrets."""
+        paths = expand(row["what"])
+        if not paths:
+            raise MissingError("nothing there: " + (" ".join(row["what"]) or "not asked for"))
+        for path in paths:
+            name, size = f"{row['name']}/{str(path).lstrip('/')}", path.lstat().st_size
+            if path.is_symlink() or size > min(row["limit"], self.budget):
+                self.absent(row, name, f"not copied: {size} bytes are more than the limit, or it is a link", True)
+                continue
+            target = self.staging / name
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                shutil.copyfile(str(path), str(target))
+            except OSError as error:
+                self.absent(row, name, error.strerror or str(error), True)
+                continue
+            self.budget -= size
+            self.entry(
+                row, name, str(path), bytes=size, sha256=sha256(target), reason="as it is: nothing is masked in it"
+            )
 
     def take_status(self, row: dict[str, Any]) -> None:
         """`systemctl status`, whose exit status says how the unit is, not whether the command worked."""
@@ -343,27 +534,6 @@ class Collector:
         if not os.path.isabs(python) or "python" not in os.path.basename(python):
             raise MissingError("the engine's interpreter is not known: the service does not run and none was named")
         self.take_command({**row, "what": [python, "-I", "-c", LIST_PACKAGES]})
-
-    def take_server_info(self, row: dict[str, Any]) -> None:
-        """What the server says about itself, asked from here with the key of its own configuration."""
-        url = row["what"][0] or self.base_url()
-        request = urllib.request.Request(url + "/server_info")  # noqa: S310 - http, and from the service's own settings
-        if self.settings.get("api-key"):
-            request.add_header("Authorization", "Bearer " + self.settings["api-key"])
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=20) as answer:
-                raw = answer.read(row["limit"])
-        except urllib.error.HTTPError as error:
-            raise MissingError(
-                f"{url}/server_info answered {error.code} {error.reason}", failed=bool(self.pid)
-            ) from None
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise MissingError(f"{url}/server_info did not answer: {reason}", failed=False) from None
-        with contextlib.suppress(ValueError):  # an answer that is no JSON is kept as it came
-            raw = (json.dumps(json.loads(raw), indent=1) + "\n").encode()
-        self.write(row, row["name"], url + "/server_info", lambda sink, limit: put(sink, raw, limit))
 
     def base_url(self) -> str:
         """Where the server listens, from its configuration."""
@@ -495,6 +665,50 @@ def scalar(text: str) -> str:
         return quoted.group(1)
 
 
+def look(pids: list[int]) -> dict[str, Any]:
+    """State and CPU seconds of processes, as /proc shows them now."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found: dict[int, dict[str, Any]] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            head, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+            words = rest.split()
+            waits = ""
+            with contextlib.suppress(OSError):
+                waits = Path(f"/proc/{pid}/wchan").read_text()
+            found[pid] = {
+                "name": head.partition("(")[2],
+                "state": words[0],
+                "parent": int(words[1]),
+                "threads": int(words[17]),
+                "seconds": round((int(words[11]) + int(words[12])) / tick, 2),
+                "resident_mib": int(words[21]) * os.sysconf("SC_PAGE_SIZE") >> 20,
+                "waits_in": waits,
+            }
+    return {"at": time.monotonic(), "processes": found}
+
+
+class Plain(pickle.Unpickler):
+    """Reads containers, texts and numbers; a pickle that names any class is refused, so nothing of it can run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Nothing is found."""
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+
+
+def flight(path: Path, limit: int) -> bytes:
+    """A flight-recorder dump as JSON; MissingError says why it cannot be read."""
+    size = path.stat().st_size
+    if size > limit:
+        raise MissingError(f"not copied: {size} bytes are more than the limit", failed=True)
+    try:
+        content = Plain(io.BytesIO(path.read_bytes())).load()
+        return (json.dumps(content, indent=1, default=str) + "\n").encode("utf-8", "surrogateescape")
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, ValueError,
+            TypeError, RecursionError, MemoryError, OverflowError) as error:  # fmt: skip
+        raise MissingError(f"not copied: no flight-recorder dump that can be read: {error}") from None
+
+
 def sha256(path: Path) -> str:
     """Hash of a file, read in blocks."""
     digest = hashlib.sha256()
@@ -542,7 +756,7 @@ def main() -> None:
     staging, room = make_staging(request["directories"], request["owner"])
     done = False
     try:
-        collector = Collector(request, staging, min(request["total_limit"], room))
+        collector = Collector(request, staging, room)
         for row in request["rows"]:
             collector.row(row)
         unit = collector.unit
@@ -553,6 +767,8 @@ def main() -> None:
             "started": unit.get("ActiveEnterTimestamp", ""),
             "main_pid": collector.pid,
             "kernel": os.uname().release,
+            "python": sys.version.partition(" ")[0],
+            "utc_offset": time.strftime("%z"),
         }
         answer = {"staging": str(staging), "entries": collector.entries, "context": context}
         print(json.dumps({**answer, "rsync": shutil.which("rsync") is not None}))
