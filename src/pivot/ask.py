@@ -18,8 +18,10 @@ from typing import Any, Protocol
 
 from pivot import health
 from pivot.findings import Finding, Severity
+from pivot.spread import margin, mean_error
 
 FORMAT = 1
+LAST_DIGIT = 0.005  # accept lengths are shown with two digits
 PROMPT, REPLAY = "pivot-prompt-", "pivot-replay-"
 # how the counts of accepted drafts are called: from 0.5.15, before
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
@@ -243,9 +245,8 @@ def as_dict(
 def compare(before: Mapping[str, Any], during: Mapping[str, Any], subject: str) -> list[Finding]:
     """Whether the probe changed what is served: both as `as_dict` gives them.
 
-    Without CUDA graphs rounding may differ, so the accept length may move a little: a change beyond three standard
-    errors of the differences between prompts (and beyond the last digit shown) is a finding, as graphs may hide a
-    fault.
+    Without CUDA graphs rounding may differ, so the accept length may move a little: a change beyond what chance does
+    to the differences between prompts (and beyond the last digit shown) is a finding, as graphs may hide a fault.
     """
     found: list[Finding] = []
     earlier = {one["id"]: one for one in before["prompts"]}
@@ -264,9 +265,8 @@ def compare(before: Mapping[str, Any], during: Mapping[str, Any], subject: str) 
     ]
     moved = [new - old for old, new in lengths]
     if len(moved) > 1:
-        mean = sum(moved) / len(moved)
-        spread = (sum((value - mean) ** 2 for value in moved) / (len(moved) - 1)) ** 0.5 / len(moved) ** 0.5
-        if abs(mean) > max(3 * spread, 0.005):
+        mean = mean_error(moved)[0]
+        if abs(mean) > max(margin(moved), LAST_DIGIT):
             message = (
                 f"the accept length moved by {mean:+.2f} when debugging was switched on "
                 f"({before['accept_length']:.2f} before, {during['accept_length']:.2f} during)"

@@ -5,8 +5,9 @@ candidate; this module makes the candidates and judges. A layer is named by its 
 in the order of `fc`'s slices.
 
 A difference counts when both hold: the accept lengths over all prompts differ by more than ACCURACY, which is how
-exactly the evaluator predicts, and the mean of the differences prompt by prompt lies more than ERRORS standard errors
-of that mean from zero. So the bar rises by itself where prompts disagree, and one prompt alone proves nothing.
+exactly the evaluator predicts, and the mean of the differences prompt by prompt lies further from zero than chance puts
+it one time in two hundred (Student's t over the prompts, `pivot.spread`). So the bar rises by itself where prompts are
+few or disagree, and one prompt alone proves nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Any
 
 from pivot.findings import Finding, Severity, render
 from pivot.layers import default_layers, numbers
+from pivot.spread import margin, mean_error
 
 ACCURACY = 0.15
-ERRORS = 3.0
 FORMAT = 1
 REFERENCE = "docs/faults.md"
 EVALUATOR = Path(__file__).resolve().parents[2] / "roles/debug_probes/files/whatif.py"
@@ -138,17 +139,17 @@ def candidates(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """One accept length against another. total: over all prompts; mean, error: of the differences by prompt, and of
-    that mean the standard error (infinite for one prompt)."""
+    """One accept length against another. total: over all prompts; mean: of the differences by prompt, margin: how far
+    chance puts that mean (infinite for one prompt)."""
 
     total: float
     mean: float
-    error: float
+    margin: float
 
     @property
     def counts(self) -> bool:
         """Whether it is more than inexactness and chance."""
-        return abs(self.total) > ACCURACY and abs(self.mean) > ERRORS * self.error
+        return abs(self.total) > ACCURACY and abs(self.mean) > self.margin
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,8 +163,8 @@ class Figures:
     def against(self, other: Figures) -> Difference:
         """This minus the other, over the prompts that both have."""
         pairs = [(self.by_prompt[name], other.by_prompt[name]) for name in self.by_prompt if name in other.by_prompt]
-        mean, error = _mean([one - two for one, two in pairs])
-        return Difference(self.length - other.length, mean, error)
+        apart = [one - two for one, two in pairs]
+        return Difference(self.length - other.length, mean_error(apart)[0], margin(apart))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -212,17 +213,6 @@ def served_figures(asked: Json) -> Figures | None:
     if asked["accept_length"] is None or not lengths:
         return None
     return Figures(asked["accept_length"], lengths, tuple(asked["per_position"]))
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error."""
-    if not values:
-        return 0.0, math.inf
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, math.inf
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
 
 
 # --- the judgement
@@ -299,8 +289,8 @@ class Judgement:
     def _line(self, row: Row) -> str:
         spread = ""
         if self.base is not None and row is not self.base:
-            error = row.figures.against(self.base.figures).error
-            spread = f"{error:.2f}" if math.isfinite(error) else ""
+            chance = row.figures.against(self.base.figures).margin
+            spread = f"{chance:.2f}" if math.isfinite(chance) else ""
         return (
             f"{numbers(row.layers):<14} {row.figures.length:>9.2f} {spread:>5}  {_shares(row.figures):<18} {row.name}"
         )
@@ -530,14 +520,15 @@ def _drafter(look: _Look) -> Iterator[Finding]:
 def little(look: _Look) -> bool:
     """Whether the drafter predicts little even with the right layers.
 
-    That is: more often wrong than right with its first draft, or below what the inventory expects; both with ERRORS
-    standard errors to spare.
+    That is: more often wrong than right with its first draft, or below what the inventory expects; both by more than
+    chance over the prompts.
     """
     assert look.base is not None  # noqa: S101 - the callers look
-    mean, error = _mean(look.base.first)
-    length, length_error = _mean(list(look.base.figures.by_prompt.values()))
+    first = look.base.first
+    lengths = list(look.base.figures.by_prompt.values())
     expected = look.question.least
-    return mean + ERRORS * error < 0.5 or (expected > 0 and length + ERRORS * length_error < expected)
+    poor = mean_error(first)[0] + margin(first) < 0.5
+    return poor or (expected > 0 and mean_error(lengths)[0] + margin(lengths) < expected)
 
 
 def _reordered(row: Row, base: Row) -> bool:
@@ -607,7 +598,7 @@ def _repair(row: Row, look: _Look) -> tuple[str, str, str]:
 def _stranger(look: _Look) -> Finding:
     """No wiring and no repair helps: a drafter of another target, or one that was never trained."""
     assert look.base is not None  # noqa: S101 - the caller looks
-    first, _ = _mean(look.base.first)
+    first, _ = mean_error(look.base.first)
     message = (
         f"no choice of layers and no repair of one part predicts more than {look.base.figures.length:.2f} "
         f"({first:.0%} of first drafts are right): the drafter belongs to another target or checkpoint, or is untrained"
