@@ -25,6 +25,13 @@ class Step(NamedTuple):
     tokens: Sent | None
 
 
+class Consumed(NamedTuple):
+    """What the steps of a round consumed, ready to be written: prints, and rows and positions, one entry a step."""
+
+    printed: Prints
+    rows: list[tuple[int, Sent | None]]
+
+
 class DraftWatch:
     """Collects what belongs to one pass or one round of the drafter, and writes it as records. One per process."""
 
@@ -33,7 +40,8 @@ class DraftWatch:
         self._target = target
         self._rows = recorder.settings.rows
         self._about = batch.NOBODY  # of the drafter's forward that runs now
-        self._received: torch.Tensor | None = None
+        self._normalised = False
+        self._received: torch.Tensor | None = None  # the first rows of what a normalising drafter is given
         self._round: list[Step] = []
 
     # --- the pass over the target's states
@@ -42,8 +50,8 @@ class DraftWatch:
     def after_drafter_init(self, _result: object, model: Any, *_args: Any, **_kwargs: Any) -> None:
         """Watch what a new drafter receives and what its `fc` is fed and gives."""
         count = int(getattr(model, "num_aux_hidden_states", 3))
-        normalised = any(getattr(model, name, None) is not None for name in ("input_norm", "fc_norm"))
-        model.fc.register_forward_hook(functools.partial(self.on_fc, count, normalised))
+        self._normalised = any(getattr(model, name, None) is not None for name in ("input_norm", "fc_norm"))
+        model.fc.register_forward_hook(functools.partial(self.on_fc, count))
 
     @guarded
     def before_runner_forward(self, runner: Any, forward_batch: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -61,19 +69,20 @@ class DraftWatch:
             self._round.append(Step(hidden.shape[0], first_rows(hidden, self._rows), about.positions, tokens))
             return
         self._round.clear()
-        self._received = hidden
+        if self._normalised:
+            self._received = first_rows(hidden, self._rows)
         if hidden.shape[-1] == runner.model_config.hidden_size:
             self._given(about, hidden)
 
     @guarded
-    def on_fc(self, count: int, normalised: bool, _fc: object, args: tuple[torch.Tensor, ...], output: Any) -> None:
+    def on_fc(self, count: int, _fc: object, args: tuple[torch.Tensor, ...], output: Any) -> None:
         """A forward hook of `fc`: write its input, slice by slice, and its output."""
         if capturing():
             return
         given = output[0] if isinstance(output, tuple) else output
         beside = [first_rows(given, self._rows)]
-        if normalised and self._received is not None:
-            beside.extend(first_rows(self._received, self._rows).chunk(count, dim=-1))
+        if self._received is not None:
+            beside.extend(self._received.chunk(count, dim=-1))
         about = self._about
         described = Described(args[0], count, self._rows, beside)
 
@@ -105,10 +114,9 @@ class DraftWatch:
         requests = batch.named(getattr(forward_batch, "rids", None))
         chain = int(worker.topk) == 1
         last = Sent(result[2][:, -1:].clone()) if chain and batch.own(requests) else None
-        printed = Prints([step.hidden for step in steps])
-        chosen = [*(step.tokens for step in steps), last]
-        for number, tokens in enumerate(chosen):
-            late = functools.partial(_step, number, steps, printed, tokens, requests)
+        consumed = Consumed(Prints([step.hidden for step in steps]), [(step.rows, step.positions) for step in steps])
+        for number, tokens in enumerate([*(step.tokens for step in steps), last]):
+            late = functools.partial(_step, number, consumed, tokens, len(requests or ()))
             self.recorder.write("draft", late, target=self._target.target, requests=requests, step=number)
 
     # --- what the target makes of it
@@ -139,17 +147,14 @@ class DraftWatch:
         self.recorder.write("verify", late, target=target, requests=requests, steps=steps, topk=topk)
 
 
-def _step(
-    number: int, steps: list[Step], printed: Prints, chosen: Sent | None, requests: list[str] | None, _record: int
-) -> dict[str, Any]:
+def _step(number: int, consumed: Consumed, chosen: Sent | None, requests: int, _record: int) -> dict[str, Any]:
     """What a record tells of one step; the first consumes what `fc` gave. chosen: its candidates."""
-    consumed = steps[number - 1] if number else None
-    return {
-        "rows": None if consumed is None else consumed.rows,
-        "hidden": None if consumed is None else printed.texts()[number - 1],
-        "positions": None if consumed is None else batch.numbers(consumed.positions),
-        "tokens": None if chosen is None else shared(chosen.arrived(), len(requests or ())),
-    }
+    tokens = None if chosen is None else shared(chosen.arrived(), requests)
+    if not number:
+        return {"rows": None, "hidden": None, "positions": None, "tokens": tokens}
+    rows, positions = consumed.rows[number - 1]
+    hidden = consumed.printed.texts()[number - 1]
+    return {"rows": rows, "hidden": hidden, "positions": batch.numbers(positions), "tokens": tokens}
 
 
 def shared(values: torch.Tensor, requests: int) -> list[list[int]]:

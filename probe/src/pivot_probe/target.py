@@ -29,7 +29,7 @@ class Forward:
 
     def __init__(self, forward_batch: Any, rows: int, rank: int) -> None:
         """rows: how many are recorded; the first rank alone keeps whole states."""
-        self._batch = forward_batch
+        self.batch: Any = forward_batch
         self.rows = batch.rows_of(forward_batch, rows)
         self.mode: str = forward_batch.forward_mode.name
         self.lengths = batch.lengths_of(forward_batch, self.rows.requests)
@@ -43,9 +43,10 @@ class Forward:
             self.all_tokens = Sent(forward_batch.input_ids.to(torch.int64, copy=True))
             self.all_positions = Sent(forward_batch.positions.to(torch.int64, copy=True))
 
-    def stream(self) -> Any:
-        """Where the residual lives now, None where the engine hands it from layer to layer (before 0.5.23)."""
-        return getattr(self._batch, "residual_stream", None)
+    def release(self) -> None:
+        """Let go of what belongs to the engine and of what is printed: a record may wait for a while."""
+        self.batch = None
+        self.inputs, self.outputs = {}, {}
 
 
 class TargetWatch:
@@ -104,9 +105,11 @@ class TargetWatch:
         capture = [int(number) for number in model.layers_to_capture]
         captured = result[1] if isinstance(result, tuple) else []
         hidden = result[0] if isinstance(result, tuple) else result
-        outputs = _completed(seen.inputs, seen.outputs)
+        inputs, outputs = seen.inputs, _completed(seen.inputs, seen.outputs)
         known = [] if embedding is None else [embedding]
-        described = Described(captured, len(capture), self._rows, [*seen.inputs.values(), *outputs.values(), *known])
+        described = Described(captured, len(capture), self._rows, [*inputs.values(), *outputs.values(), *known])
+        read, made = list(inputs), list(outputs)
+        seen.release()
 
         def late(number: int) -> dict[str, Any]:
             fields, printed = described.fields()
@@ -116,8 +119,8 @@ class TargetWatch:
                 "lengths": seen.lengths,
                 "tokens": batch.numbers(seen.tokens),
                 "captured": fields,
-                "inputs": {str(layer): next(kept) for layer in seen.inputs},
-                "outputs": {str(layer): next(kept) for layer in outputs},
+                "inputs": {str(layer): next(kept) for layer in read},
+                "outputs": {str(layer): next(kept) for layer in made},
                 "embedding": next(kept, None),
                 **self._stored(number, seen),
             }
@@ -189,8 +192,8 @@ class TargetWatch:
         """A forward hook of a decoder layer: hidden state and residual, where the engine has them summed up."""
         if self._forward is None:
             return
-        stream = self._forward.stream()
-        if stream is None:
+        stream = getattr(self._forward.batch, "residual_stream", None)
+        if stream is None:  # the engine hands the residual from layer to layer
             hidden, residual = output[0], output[1]
             if getattr(hidden, "_sglang_needs_allreduce_fusion", False):
                 return  # a share of the sum
