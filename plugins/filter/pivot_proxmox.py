@@ -11,4 +11,8 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Names as the roles use them."""
-        return {"pivot_proxmox_devices": proxmox.device_keys}
+        return {
+            "pivot_proxmox_devices": proxmox.device_keys,
+            "pivot_proxmox_interfaces": proxmox.interface_keys,
+            "pivot_proxmox_mounts": proxmox.mount_keys,
+        }

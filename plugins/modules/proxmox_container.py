@@ -1,14 +1,17 @@
 #!/usr/bin/python
 # Copyright: Pivot contributors
 # Apache License 2.0 (see LICENSE)
-"""Thin adapter: arguments in, `pivot.proxmox_api.ensure`, result out. Runs on the controller."""
+"""Thin adapter: arguments in, `pivot.proxmox_ensure.ensure`, result out. Runs on the controller."""
 
 DOCUMENTATION = r"""
 module: proxmox_container
 short_description: An LXC container of a Proxmox VE cluster, with its devices, as wanted and running
 description:
-  - Creates, updates and starts one container through the Proxmox API, over TLS that is verified.
+  - Creates, updates, starts, stops or removes one container through the Proxmox API, over TLS that is verified.
   - Runs on the controller with the interpreter that runs Ansible, where the C(pivot) package is installed.
+  - Compares key by key and sub-key by sub-key, sends one change with what differs, and looks at what exists before
+    anything is sent again after a lost answer.
+  - Read from recordings of Proxmox VE 9.2.11; what 8.2 to 9.1 answer differently is not known here.
 author: Pivot contributors
 options:
   api_host: {description: Host of the API., type: str, required: true}
@@ -21,13 +24,39 @@ options:
   node: {description: Node that holds the container., type: str, required: true}
   vmid: {description: Id of the container., type: int, required: true}
   config:
-    description: Configuration as Proxmox names it. Devices are managed as a whole, keys not named are kept.
+    description:
+      - Configuration as Proxmox names it; C(hostname), and for creation C(ostemplate) and C(rootfs), included.
+      - Devices are managed as a whole, other keys that are not named are kept.
     type: dict
     required: true
+  remove: {description: Keys that shall not be there., type: list, elements: str, default: []}
+  state:
+    description:
+      - C(present) makes it as wanted and leaves its power alone.
+      - C(absent) destroys it with its volumes, and needs I(confirm).
+    type: str
+    choices: [present, started, stopped, restarted, absent]
+    default: started
   allow_restart:
     description: Whether a running container may be restarted for changes that need it.
     type: bool
     default: false
+  root_via:
+    description:
+      - Who sets what Proxmox leaves to root@pam (devices, features other than nesting, bind mounts, hook script) when
+        the session is not root@pam with a password.
+      - With C(pct) it is left out here and returned in C(deferred), for C(pct set) on the node; the module is called
+        again afterwards. With C(ticket) it is refused, before anything is sent.
+    type: str
+    choices: [pct, ticket]
+    default: pct
+  power_only:
+    description: Only bring it to its state, whatever its configuration is; for the call after C(pct).
+    type: bool
+    default: false
+  confirm: {description: "For state absent: vmid and hostname, separated by a space.", type: str, default: ""}
+  shutdown_seconds: {description: Seconds that a container gets to shut down., type: int, default: 180}
+  task_seconds: {description: Seconds until a task of the node counts as endless., type: int, default: 600}
 """
 
 EXAMPLES = r"""
@@ -45,15 +74,24 @@ RETURN = r"""
 vmid: {description: Id of the container., type: int, returned: always}
 created: {description: Whether it was, or in check mode would be, created., type: bool, returned: always}
 started: {description: Whether it was, or would be, started., type: bool, returned: always}
+stopped: {description: Whether it was, or would be, stopped., type: bool, returned: always}
 restarted: {description: Whether it was, or would be, restarted., type: bool, returned: always}
+removed: {description: Whether it was, or would be, destroyed., type: bool, returned: always}
+deferred:
+  description: Arguments of C(pct set) for what only root may set, empty when nothing is left to it.
+  type: list
+  elements: str
+  returned: always
 findings: {description: What a person should know., type: list, elements: dict, returned: always}
 """
 
 import yaml
 from ansible.module_utils.basic import AnsibleModule
 
-from pivot.findings import errors, render
-from pivot.proxmox_api import Access, ApiError, Container, Outcome, ensure
+from pivot.findings import Finding, Severity, render
+from pivot.proxmox import pct_arguments
+from pivot.proxmox_api import Access, ApiError, Container, Session
+from pivot.proxmox_ensure import ROOT_VIA, STATES, Outcome, Request, ensure
 
 ARGUMENTS = {
     "api_host": {"type": "str", "required": True},
@@ -66,7 +104,14 @@ ARGUMENTS = {
     "node": {"type": "str", "required": True},
     "vmid": {"type": "int", "required": True},
     "config": {"type": "dict", "required": True},
+    "remove": {"type": "list", "elements": "str", "default": []},
+    "state": {"type": "str", "choices": list(STATES), "default": "started"},
     "allow_restart": {"type": "bool", "default": False},
+    "root_via": {"type": "str", "choices": list(ROOT_VIA), "default": "pct"},
+    "power_only": {"type": "bool", "default": False},
+    "confirm": {"type": "str", "default": ""},
+    "shutdown_seconds": {"type": "int", "default": 180},
+    "task_seconds": {"type": "int", "default": 600},
 }
 
 
@@ -78,7 +123,6 @@ def run(module: AnsibleModule) -> Outcome:
         for key, value in given["config"].items()
         if value is not None
     }
-    subject = wanted.get("hostname", str(given["vmid"]))
     access = Access(
         host=given["api_host"],
         port=given["api_port"],
@@ -88,8 +132,21 @@ def run(module: AnsibleModule) -> Outcome:
         token_id=given["api_token_id"],
         token_secret=given["api_token_secret"],
     )
-    container = Container(access.connect(subject), given["node"], given["vmid"], subject)
-    return ensure(container, wanted, check=module.check_mode, allow_restart=given["allow_restart"])
+    session = Session(access, wanted.get("hostname", str(given["vmid"])))
+    container = Container(session, given["node"], given["vmid"])
+    container.task_seconds = given["task_seconds"]
+    request = Request(
+        wanted=wanted,
+        state=given["state"],
+        remove=tuple(given["remove"]),
+        allow_restart=given["allow_restart"],
+        root_via=given["root_via"],
+        is_root=access.is_root,
+        power_only=given["power_only"],
+        confirm=given["confirm"],
+        shutdown_seconds=given["shutdown_seconds"],
+    )
+    return ensure(container, request, check=module.check_mode)
 
 
 def main() -> None:
@@ -105,21 +162,31 @@ def main() -> None:
         outcome = run(module)
     except ApiError as error:
         module.fail_json(msg=render([error.finding]))
-    result = {
-        "changed": outcome.changed,
-        "vmid": module.params["vmid"],
-        "created": outcome.created,
-        "started": outcome.started,
-        "restarted": outcome.restarted,
-        "findings": [finding.as_dict() for finding in outcome.findings],
-        "diff": {
+    if outcome.refused:
+        module.fail_json(msg=render(outcome.findings))
+    for finding in outcome.findings:
+        say(module, finding)
+    module.exit_json(
+        changed=outcome.changed,
+        vmid=module.params["vmid"],
+        created=outcome.created,
+        started=outcome.started,
+        stopped=outcome.stopped,
+        restarted=outcome.restarted,
+        removed=outcome.removed,
+        deferred=pct_arguments(outcome.deferred) if outcome.deferred else [],
+        findings=[finding.as_dict() for finding in outcome.findings],
+        diff={
             "before": yaml.safe_dump(outcome.before) if outcome.before else "",
             "after": yaml.safe_dump(outcome.after) if outcome.after else "",
         },
-    }
-    if errors(outcome.findings):
-        module.fail_json(msg=render(outcome.findings))
-    module.exit_json(**result)
+    )
+
+
+def say(module: AnsibleModule, finding: Finding) -> None:
+    """Show what is no error; what needs no action is only returned."""
+    if finding.severity is Severity.WARNING:
+        module.warn(render([finding]))
 
 
 if __name__ == "__main__":

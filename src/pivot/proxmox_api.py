@@ -1,12 +1,21 @@
-"""The session with the Proxmox API: create, update, start one container, and wait for its tasks."""
+"""The session with the Proxmox API: calls that survive what passes, and the one container they are about.
+
+A refused call is an `ApiError`. A call that changes something and whose outcome is unclear (a lost answer, a timeout, a
+lock, a proxy's 5xx) is `UnclearError`: whoever made it looks at what exists before anything is sent again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import hashlib
+import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -16,9 +25,15 @@ from proxmoxer.core import ResourceException
 
 from pivot import proxmox
 from pivot.findings import Finding, Severity
+from pivot.proxmox_refusals import explain, task_failed, transient
 
 POLL_SECONDS = 0.3
 TASK_SECONDS = 600.0
+# how long a call is repeated that may succeed in a moment, and the first pause (they double)
+PATIENCE_SECONDS = 45.0
+FIRST_PAUSE = 0.5
+# how long a task that was started by a lost call may take to show
+SHOW_SECONDS = 3.0
 LOCKED = ("create", "rollback", "migrate", "disk")
 
 
@@ -30,6 +45,14 @@ class ApiError(Exception):
         self.finding = finding
 
 
+class UnclearError(ApiError):
+    """A call that may or may not have done its work. again: whether the same call may succeed in a moment."""
+
+    def __init__(self, finding: Finding, *, again: bool) -> None:
+        super().__init__(finding)
+        self.again = again
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
     """Where the API is and who asks. Either a password (root@pam may pass devices) or a token."""
@@ -38,9 +61,14 @@ class Access:
     port: int
     user: str
     ca_path: str | None
-    password: str | None = None
+    password: str | None = dataclasses.field(default=None, repr=False)
     token_id: str | None = None
-    token_secret: str | None = None
+    token_secret: str | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether Proxmox takes the session for root@pam: a ticket of that account, never a token."""
+        return self.user == "root@pam" and not self.token_id
 
     def connect(self, subject: str) -> ProxmoxAPI:
         """A session whose certificate is verified; raises ApiError with one sentence."""
@@ -55,22 +83,9 @@ class Access:
                 port=self.port,
                 user=self.user,
                 verify_ssl=self.ca_path or True,
-                timeout=30,
+                timeout=60,
                 **credentials,
             )
-
-
-@dataclasses.dataclass(slots=True)
-class Outcome:
-    """What `ensure` did, or in check mode would do. before and after are configuration keys."""
-
-    changed: bool = False
-    created: bool = False
-    started: bool = False
-    restarted: bool = False
-    before: dict[str, str] = dataclasses.field(default_factory=dict)
-    after: dict[str, str] = dataclasses.field(default_factory=dict)
-    findings: list[Finding] = dataclasses.field(default_factory=list)
 
 
 @contextmanager
@@ -79,11 +94,9 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
     try:
         yield
     except ResourceException as error:
-        raise ApiError(
-            proxmox.explain(subject, error.status_code, error.content or error.status_message, error.errors)
-        ) from error
+        raise _refused(subject, error) from error
     except AuthenticationError as error:
-        raise ApiError(proxmox.explain(subject, 401, "authentication failure")) from error
+        raise ApiError(explain(subject, 401, "authentication failure")) from error
     except requests.exceptions.SSLError as error:
         raise ApiError(
             Finding(
@@ -95,14 +108,15 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
             )
         ) from error
     except requests.exceptions.RequestException as error:
-        raise ApiError(
+        raise UnclearError(
             Finding(
                 "PVE-UNREACHABLE",
                 Severity.ERROR,
                 subject,
                 f"{where} does not answer ({type(error).__name__})",
                 "check proxmox_container_api_host and _port and that pveproxy runs there; in the lab: make lab-up",
-            )
+            ),
+            again=True,
         ) from error
     except OSError as error:  # requests looks for the authority's file itself
         raise ApiError(
@@ -116,35 +130,111 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
         ) from error
 
 
-class Container:
-    """One container of one node."""
+def _refused(subject: str, error: ResourceException) -> ApiError:
+    """A refusal; what is no plain 4xx may have done its work all the same (field case B04)."""
+    reason = error.content or error.status_message
+    finding = explain(subject, error.status_code, reason, error.errors)
+    if 400 <= error.status_code < 500:
+        return ApiError(finding)
+    return UnclearError(finding, again=transient(error.status_code, reason))
 
-    def __init__(self, api: ProxmoxAPI, node: str, vmid: int, subject: str) -> None:
-        self.api, self.node, self.vmid, self.subject = api, node, vmid, subject
-        self._lxc = api.nodes(node).lxc
+
+class Session:
+    """Calls of the API: reading ones are repeated while that may help, an expired ticket is renewed once a call."""
+
+    def __init__(self, access: Access, subject: str) -> None:
+        self.access, self.subject = access, subject
+        self._api: ProxmoxAPI | None = None
+        self._reached = False
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Read; raises ApiError when the API refuses, or does not answer for `PATIENCE_SECONDS`."""
+        return self.patiently(lambda: self._call("get", path, query))
+
+    def send(self, method: str, path: str, **body: Any) -> Any:
+        """Change something, once; raises `UnclearError` where nobody knows whether it happened."""
+        return self._call(method, path, body)
+
+    def patiently(self, call: Callable[[], Any]) -> Any:
+        """Repeat a call that changes nothing, or whose effect was looked at, while it may succeed in a moment.
+
+        An API that never answered before is not waited for: its address is likelier wrong than its node busy.
+        """
+        end, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE
+        while True:
+            try:
+                return call()
+            except UnclearError as error:
+                if not error.again or not self._reached or time.monotonic() + pause > end:
+                    raise
+                time.sleep(pause)
+                pause *= 2
+
+    def _call(self, method: str, path: str, parameters: Mapping[str, Any]) -> Any:
+        fresh = self._api is None
+        if self._api is None:
+            self._api = self.access.connect(self.subject)
+        with translated(self.subject, f"{self.access.host}:{self.access.port}"):
+            try:
+                answer = getattr(self._api(path), method)(**parameters)
+            except ResourceException as error:
+                self._reached = True
+                # a ticket lasts two hours; a refused call has changed nothing, so it may be made again
+                if error.status_code != 401 or fresh or self.access.token_id:
+                    raise
+            else:
+                self._reached = True
+                return answer
+        self._api = None
+        return self._call(method, path, parameters)
+
+
+class Container:
+    """One container of one node. notices: what its tasks warned of."""
+
+    def __init__(self, session: Session, node: str, vmid: int) -> None:
+        self.session, self.node, self.vmid, self.subject = session, node, vmid, session.subject
+        self.path = f"nodes/{node}/lxc/{vmid}"
+        self.task_seconds = TASK_SECONDS
+        self.notices: list[Finding] = []
+
+    # --- looking
 
     def config(self) -> dict[str, Any] | None:
         """The configuration with pending changes applied, None when the node has no such container."""
         try:
-            with translated(self.subject):
-                return dict(self._lxc(self.vmid).config.get())
+            return dict(self.session.get(f"{self.path}/config"))
         except ApiError as error:
-            if "does not exist" in error.finding.message:
+            if error.finding.code == "PVE-NO-CONTAINER":
                 return None
             raise
 
     def id_taken(self) -> bool:
         """Whether the id belongs to a guest somewhere in the cluster, of any kind."""
         try:
-            self.api.cluster.nextid.get(vmid=self.vmid)
-        except ResourceException as error:
-            if error.status_code == 400:
+            self.session.get("cluster/nextid", vmid=self.vmid)
+        except ApiError as error:
+            if error.finding.code in ("PVE-PARAMETER", "PVE-VMID-TAKEN"):
                 return True
-            with translated(self.subject):
-                raise
+            raise
         return False
 
-    def in_use(self, address: str) -> bool:
+    def others(self) -> dict[int, dict[str, Any]]:
+        """Configurations of the node's other containers, by vmid; those that may not be read are left out."""
+        found: dict[int, dict[str, Any]] = {}
+        for item in self.session.get(f"nodes/{self.node}/lxc"):
+            vmid = int(item["vmid"])
+            if vmid == self.vmid:
+                continue
+            try:
+                found[vmid] = dict(self.session.get(f"nodes/{self.node}/lxc/{vmid}/config"))
+            except ApiError as error:
+                if error.finding.code not in ("PVE-NO-CONTAINER", "PVE-FORBIDDEN"):
+                    raise
+        return found
+
+    @staticmethod
+    def in_use(address: str) -> bool:
         """Whether a machine has this address already: port 22 answers or refuses within a second."""
         try:
             socket.create_connection((address, 22), timeout=1).close()
@@ -156,155 +246,144 @@ class Container:
 
     def running(self) -> bool:
         """Whether it runs now."""
-        with translated(self.subject):
-            return bool(self._lxc(self.vmid).status.current.get()["status"] == "running")
+        return bool(self.session.get(f"{self.path}/status/current")["status"] == "running")
 
     def pending(self) -> list[str]:
         """Keys whose change waits for a restart."""
-        with translated(self.subject):
-            return proxmox.pending_keys(self._lxc(self.vmid).pending.get())
+        return proxmox.pending_keys(self.session.get(f"{self.path}/pending"))
+
+    # --- changing
 
     def create(self, wanted: Mapping[str, str]) -> None:
-        """Create it and wait. An error after which the wanted container exists all the same is a success."""
-        try:
-            with translated(self.subject):
-                upid = self._lxc.post(vmid=self.vmid, **wanted)
-            self.wait(upid)
-        except ApiError:
+        """Create it and wait. A call after which the wanted container exists all the same is a success."""
+
+        def attempt() -> None:
+            begin = int(time.time()) - 1
+            try:
+                upid = self.session.send("post", f"nodes/{self.node}/lxc", vmid=self.vmid, **wanted)
+            except UnclearError:
+                if not self._came_to_be(wanted["hostname"], begin):
+                    raise
+            else:
+                self.wait(upid)
+
+        with serialised(self.session.access.host, self.node):
+            self.session.patiently(attempt)
+
+    def _came_to_be(self, hostname: str, begin: int) -> bool:
+        """Whether a create whose answer was lost made, or makes, our container; raises for anybody else's."""
+        end = time.monotonic() + SHOW_SECONDS
+        while True:
+            for task in self.session.get(f"nodes/{self.node}/tasks", vmid=self.vmid, source="all"):
+                if task.get("type") == "vzcreate" and int(task.get("starttime", 0)) >= begin:
+                    self.wait(task["upid"])
             actual = self.config()
-            if actual is None or proxmox.owner_finding(self.subject, self.vmid, wanted["hostname"], actual):
-                raise
-            self.wait_unlocked()
+            if actual is not None:
+                owner = proxmox.owner_finding(self.subject, self.vmid, hostname, actual)
+                if owner:
+                    raise ApiError(owner)
+                self.wait_unlocked()
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_SECONDS)
 
-    def update(self, plan: proxmox.Plan, digest: str | None) -> None:
-        """Send a plan's changes; the digest protects against edits made meanwhile."""
-        with translated(self.subject):
-            if plan.delete:
-                self._lxc(self.vmid).config.put(delete=",".join(plan.delete), **({"digest": digest} if digest else {}))
-                digest = None
-            if plan.set:
-                self._lxc(self.vmid).config.put(**plan.set, **({"digest": digest} if digest else {}))
+    def update(self, plan: proxmox.Plan, digest: str | None, left: Callable[[], proxmox.Plan]) -> None:
+        """Send a plan's changes in one call; the digest protects against edits made meanwhile.
 
-    def power(self, action: str) -> None:
-        """``start``, ``shutdown`` or ``reboot``, and wait until it is done."""
-        with translated(self.subject):
-            upid = self._lxc(self.vmid).status(action).post()
-        self.wait(upid)
+        left: looks again and says what still differs, after a call whose outcome is unclear.
+        """
+        body = {**plan.set, **({"delete": ",".join(plan.delete)} if plan.delete else {})}
+        if digest:
+            body["digest"] = digest
 
-    def wait_unlocked(self, seconds: float = TASK_SECONDS) -> None:
+        def attempt() -> None:
+            try:
+                self.session.send("put", f"{self.path}/config", **body)
+            except UnclearError:
+                if left().changes:
+                    raise
+
+        self.session.patiently(attempt)
+
+    def power(self, action: str, **body: Any) -> None:
+        """``start`` or ``shutdown``, and wait until it is done."""
+
+        def attempt() -> None:
+            try:
+                upid = self.session.send("post", f"{self.path}/status/{action}", **body)
+            except UnclearError:
+                if self.running() != (action == "start"):
+                    raise
+            else:
+                self.wait(upid)
+
+        self.session.patiently(attempt)
+
+    def destroy(self) -> None:
+        """Destroy the stopped container and its volumes, and its place in backup and replication jobs."""
+
+        def attempt() -> None:
+            try:
+                upid = self.session.send("delete", self.path, purge=1)
+            except UnclearError:
+                if self.config() is not None:
+                    raise
+            else:
+                self.wait(upid)
+
+        self.session.patiently(attempt)
+
+    # --- waiting
+
+    def wait_unlocked(self) -> None:
         """Wait while another task (for example a create whose client was killed) holds the container."""
 
         def unlocked() -> bool:
             config = self.config()
             return config is None or config.get("lock") not in LOCKED
 
-        self._until(unlocked, seconds, f"container {self.vmid} is still locked by another task")
+        self._until(unlocked, f"container {self.vmid} is still locked by another task")
 
-    def wait(self, upid: str, seconds: float = TASK_SECONDS) -> None:
+    def wait(self, upid: str) -> None:
         """Wait for a task; raises ApiError with the end of its log when it failed."""
+        path = f"nodes/{self.node}/tasks/{upid}"
         status: dict[str, Any] = {}
 
         def stopped() -> bool:
-            with translated(self.subject):
-                status.update(self.api.nodes(self.node).tasks(upid).status.get())
+            status.update(self.session.get(f"{path}/status"))
             return status.get("status") == "stopped"
 
-        self._until(stopped, seconds, f"task {upid} did not end")
-        result = str(status.get("exitstatus", ""))
-        # "WARNINGS: 1" is a success with a notice, e.g. for systemd without nesting
-        if result == "OK" or result.startswith("WARNINGS"):
+        self._until(stopped, f"task {upid} did not end")
+        result, kind = str(status.get("exitstatus", "")), str(status.get("type", "task"))
+        if result == "OK":
             return
-        with translated(self.subject):
-            log = self.api.nodes(self.node).tasks(upid).log.get(limit=500)
-        tail = " | ".join(str(line.get("t", "")).strip() for line in log[-4:])
-        raise ApiError(proxmox.explain(self.subject, 500, f"{status.get('type', 'task')} failed: {result} ({tail})"))
+        log = [str(line.get("t", "")).strip() for line in self.session.get(f"{path}/log", limit=5000)]
+        if not result.startswith("WARNINGS: "):
+            raise ApiError(task_failed(self.subject, kind, result, " | ".join(log[-4:])))
+        said = " | ".join(line.removeprefix("WARN:").strip() for line in log if line.startswith("WARN")) or result
+        fix = "none is needed where the container works; nesting=1 in proxmox_container_features ends systemd's warning"
+        message = f"{kind} succeeded with a warning: {said}"
+        self.notices.append(Finding("PVE-TASK-WARNING", Severity.INFO, self.subject, message, fix))
 
-    def _until(self, done: Callable[[], bool], seconds: float, failure: str) -> None:
-        end = time.monotonic() + seconds
+    def _until(self, done: Callable[[], bool], failure: str) -> None:
+        end = time.monotonic() + self.task_seconds
         while not done():
             if time.monotonic() > end:
-                raise ApiError(
-                    Finding(
-                        "PVE-TIMEOUT",
-                        Severity.ERROR,
-                        self.subject,
-                        f"{failure} within {seconds:.0f} s",
-                        "look at the task on the node, then run the play again",
-                    )
-                )
+                message = f"{failure} within {self.task_seconds:.0f} s"
+                fix = "look at the task on the node, then run the play again"
+                raise ApiError(Finding("PVE-TIMEOUT", Severity.ERROR, self.subject, message, fix))
             time.sleep(POLL_SECONDS)
 
 
-def ensure(container: Container, wanted: Mapping[str, str], *, check: bool, allow_restart: bool) -> Outcome:
-    """Bring one container to the wanted configuration and start it. With check nothing is sent.
-
-    wanted: configuration keys as Proxmox names them, values as strings; hostname, ostemplate and rootfs included.
-    """
-    container.wait_unlocked()
-    actual = container.config()
-    if actual is None:
-        return _create(container, wanted, check=check)
-    owner = proxmox.owner_finding(container.subject, container.vmid, wanted["hostname"], actual)
-    if owner:
-        return Outcome(findings=[owner])
-    plan = proxmox.plan(container.subject, wanted, actual)
-    outcome = Outcome(findings=list(plan.findings), before=plan.before, after=plan.after)
-    if any(finding.severity is Severity.ERROR for finding in plan.findings):
-        return outcome
-    running = container.running()
-    restart = running and (plan.needs_stop or bool(container.pending()))
-    if restart and not allow_restart:
-        outcome.findings.append(_restart_refused(container, plan))
-        return outcome
-    outcome.changed = plan.changes or restart or not running
-    outcome.restarted, outcome.started = restart, not running
-    if check or not outcome.changed:
-        return outcome
-    if restart:
-        container.power("shutdown")
+@contextmanager
+def serialised(host: str, node: str) -> Iterator[None]:
+    """One creation a node at a time, over all processes of this user on this controller."""
+    name = hashlib.sha256(f"{host} {node}".encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"pivot-create-{os.getuid()}-{name}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        if plan.changes:
-            container.update(plan, actual.get("digest"))
-    finally:  # a refused change leaves no container stopped that was running
-        if restart or not running:
-            container.power("start")
-    return outcome
-
-
-def _create(container: Container, wanted: Mapping[str, str], *, check: bool) -> Outcome:
-    visible = {key: value for key, value in wanted.items() if key not in ("password", "ssh-public-keys")}
-    outcome = Outcome(changed=True, created=True, started=True, after=visible)
-    if container.id_taken():
-        finding = Finding(
-            "PVE-VMID-TAKEN",
-            Severity.ERROR,
-            container.subject,
-            f"vmid {container.vmid} is taken by a guest on another node or of another kind",
-            "give proxmox_container_vmid a free id (pvesh get /cluster/nextid)",
-        )
-        return Outcome(findings=[finding])
-    address = proxmox.static_address(wanted)
-    if address and container.in_use(address):
-        finding = Finding(
-            "PVE-ADDRESS-IN-USE",
-            Severity.ERROR,
-            container.subject,
-            f"container {container.vmid} is to be created with the address {address}, which another machine has",
-            "give the host a free address (ansible_host, proxmox_container_net0), or take it from that machine",
-        )
-        return Outcome(findings=[finding])
-    if not check:
-        container.create(wanted)
-        container.power("start")
-    return outcome
-
-
-def _restart_refused(container: Container, plan: proxmox.Plan) -> Finding:
-    keys = ", ".join((*plan.set, *plan.delete)) or ", ".join(container.pending())
-    return Finding(
-        "PVE-RESTART-NEEDED",
-        Severity.ERROR,
-        container.subject,
-        f"the running container takes these changes only through a restart: {keys}",
-        "set proxmox_container_allow_restart: true when the service may be interrupted",
-    )
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
