@@ -54,6 +54,7 @@ CASES = [
         check=("--kind", "eagle"),
     ),
     Case("raising", "every hook raises", environment=(("PIVOT_PROBE_TEST_PLANT", "hooks"),), check=("--raising",)),
+    Case("quota", "a quota soon reached", environment=(("PIVOT_PROBE_MAX_BYTES", "400000"),), check=("--ended",)),
     Case("llama", "a Llama target of random weights with the lab's drafter", pair="llama"),
     Case("mla", "the tiny Kimi-K2.5 with an MLA drafter (kimi_k25_eagle3) of random weights", pair="mla"),
     Case(

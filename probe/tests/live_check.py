@@ -285,6 +285,18 @@ def check_privacy(url: str, directory: Path, began: float) -> None:
 # --- all of it
 
 
+def check_end(directory: Path) -> int:
+    """Recording ended at its quota, with its reason, while requests went on; bytes that the records take."""
+    ends = [record for record in read(directory, 0) if record["point"] == "end"]
+    hold(len(ends) == 1, f"{len(ends)} records say that recording ended")
+    reason = ends[0]["reason"]
+    hold("PIVOT_PROBE_MAX_BYTES" in reason, f"recording ended for another reason: {reason}")
+    quota = int(reason.rpartition("=")[2])
+    size = sum(path.stat().st_size for path in directory.glob("*.jsonl"))
+    hold(size <= quota, f"the records take {size} bytes, more than the {quota} they may")
+    return size
+
+
 class Models:
     """The target as transformers computes it, and what it answers."""
 
@@ -332,6 +344,8 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
     time.sleep(2)  # the writer is at most a second behind
     if arguments.raising:
         return {"prompts": len(asked), "failures": check_failures(arguments.records)}
+    if arguments.ended:
+        return {"prompts": len(asked), "bytes": check_end(arguments.records)}
     records = read(arguments.records, began)
     faults = [record for record in records if record["point"] in ("failure", "dropped", "end")]
     hold(not faults, f"the probe reports {faults[:1]}")
@@ -368,6 +382,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=3, help="how many prompts are asked")
     parser.add_argument("--kind", choices=["chain", "tree", "eagle"], default="chain", help="how the server drafts")
     parser.add_argument("--raising", action="store_true", help="every hook of the probe raises")
+    parser.add_argument("--ended", action="store_true", help="recording ends at a quota that the requests exceed")
     try:
         print(json.dumps(check(parser.parse_args())))
     except Wrong as wrong:
