@@ -138,9 +138,9 @@ def split_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         rest = lines.pop()
         plain = b"\x1b" not in block and b"\r" not in block
         for line in lines:
-            if plain and not skipping:
+            if plain and line and not skipping:
                 yield number, line if len(line) <= MAX_LINE else line[:MAX_LINE]
-            elif not skipping:
+            elif line and not skipping:
                 yield from ((number, part) for part in _parts(line))
             skipping = False
             number += 1

@@ -1,0 +1,115 @@
+"""Whatever a log holds, the readers go on, and the diagnosis of it ends with an answer."""
+
+import io
+from pathlib import Path
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from pivot import logs
+from pivot.diagnosis import diagnose, render
+from pivot.evidence import Facts
+from pivot.redact import Redactor
+
+from . import test_logs_read as known
+
+DATA = Path(__file__).parent / "data/logs"
+RECORDED = b"".join(path.read_bytes() for path in sorted(DATA.glob("*.log")))
+LINES = [line for line in (RECORDED + known.B17.encode() + known.NCCL.encode()).split(b"\n") if line]
+LINES += [
+    parameters[0].encode() for mark in known.test_each_kind_of_line_is_known.pytestmark for parameters in mark.args[1]
+]
+LINES += [
+    b"NVRM: Xid (PCI:0000:a1:00): 79, x",
+    b"2026-11-29T10:00:00.000+0000 h systemd[1]: Starting sglang.service - x",
+]
+QUICK = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@st.composite
+def spoiled(draw: st.DrawFn) -> bytes:
+    """Known lines, cut, glued, with bytes and numbers put in between, in any order."""
+    pieces: list[bytes] = []
+    for line in draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=12)):
+        at = draw(st.integers(0, len(line)))
+        noise = draw(
+            st.sampled_from([b"", b"\r", b"\x1b[31m", b"\0", b"9" * 40, b"\xff\xfe", b".", b"-1", b"\n"])
+            | st.binary(max_size=8)
+        )
+        kept = line[: draw(st.integers(at, len(line)))]
+        pieces += [
+            draw(st.sampled_from([b"", b"2026-13-45T99:99:99.1+99:99 h x[1]: ", b"[99:99:99 TP9] "])),
+            kept[:at],
+            noise,
+            kept[at:],
+        ]
+        pieces.append(draw(st.sampled_from([b"\n", b"\r\n", b"", b"\n\n"])))
+    return b"".join(pieces)
+
+
+class Dribble(io.RawIOBase):
+    """A stream that gives little at a time, as a pipe may."""
+
+    def __init__(self, raw: bytes, step: int) -> None:
+        self._inner, self._step = io.BytesIO(raw), step
+
+    def read(self, size: int = -1) -> bytes:
+        return self._inner.read(self._step)
+
+
+def summary(log: logs.ServerLog) -> object:
+    """What a log said, to be compared."""
+    return (
+        [
+            (run.phases, run.loads, run.notes, run.errors, run.decode.lines, run.decode.total, run.ready, run.clean)
+            for run in log.runs
+        ],
+        log.starts,
+        log.gaps,
+        log.lines,
+    )
+
+
+@QUICK
+@given(st.binary(max_size=2000) | spoiled())
+@example(b"[] [")
+@example(b"Decode batch, #running-req: 0, #token: 1, accept len: 1e5,")
+@example(b"h:1:2 [3] NCCL INFO comm rank 1 nranks 99999999 Init COMPLETE")
+def test_no_reader_stumbles_and_every_log_has_a_diagnosis(raw: bytes) -> None:
+    log = logs.ServerLog().read(io.BytesIO(raw))
+    nccl, kernel = logs.NcclLog().read(io.BytesIO(raw)), logs.KernelLog().read(io.BytesIO(raw))
+    facts = Facts("x", "h", "sglang.service", 1764410400.0, log, logs.ServerLog("before"), nccl=nccl, kernel=kernel)
+    found = diagnose(facts)
+    assert found.verdict.why
+    assert render(found).isprintable() is False  # several lines
+    assert all(line.isprintable() for line in render(found).splitlines())
+    found.as_dict()
+
+
+@QUICK
+@given(spoiled(), st.integers(1, 40))
+def test_how_a_log_comes_in_does_not_matter(raw: bytes, step: int) -> None:
+    whole, slow = logs.ServerLog(), logs.ServerLog()
+    whole.read(io.BytesIO(raw))
+    slow.read(Dribble(raw, step))  # type: ignore[arg-type] - only read() is used
+    assert summary(whole) == summary(slow)
+
+
+@QUICK
+@given(st.lists(st.sampled_from(LINES), max_size=30))
+def test_windows_line_ends_say_the_same(lines: list[bytes]) -> None:
+    unix, windows = logs.ServerLog(), logs.ServerLog()
+    unix.read(io.BytesIO(b"".join(line + b"\n" for line in lines)))
+    windows.read(io.BytesIO(b"".join(line + b"\r\n" for line in lines)))
+    assert summary(unix) == summary(windows)
+
+
+@QUICK
+@given(st.text(max_size=300) | spoiled().map(lambda raw: raw.decode("utf-8", "replace")))
+def test_masking_takes_any_text_and_masks_once(text: str) -> None:
+    redactor = Redactor(["made-up-known-secret"], prompts=False)
+    masked = redactor.text(text)
+    assert Redactor(["made-up-known-secret"], prompts=False).text(masked) == masked
+    assert "made-up-known-secret" not in masked
