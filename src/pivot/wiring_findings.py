@@ -181,24 +181,30 @@ def _default(wiring: Wiring) -> tuple[int, ...] | None:
 def _slice(piece: Slice) -> Finding | None:
     """What one slice is instead of a layer's input."""
     match, subject, what = piece.match, f"fc slice {piece.index}", str(piece)
-    if match is None:
-        fix = "compare the modes: what differs between prefill and verification is lost or stale on one of the ways"
-        return _finding("WIRE-UNSTABLE", ERROR, subject, what, fix)
     if piece.layer is not None:
         return None
-    rounded = "harmless where the whole model runs in that type; otherwise find what converts it on the way to fc"
-    scaled = f"a factor comes in on the way: {INTERFERES}"
-    moved = f"states and tokens are out of step by {match.detail}: {INTERFERES}"
-    stale = f"a buffer is read that this forward did not write: {INTERFERES}, and at CUDA graphs"
-    zero = f"the drafter gets nothing for this layer: {INTERFERES}"
-    unknown = f"{INTERFERES}, for a drafter that normalises its input, for pipeline stages"
-    return {
-        ROUND: _finding("WIRE-ROUNDED", WARNING, subject, what, rounded),
-        SCALE: _finding("WIRE-SCALED", ERROR, subject, what, scaled),
-        MOVED: _finding("WIRE-POSITION", ERROR, subject, what, moved),
-        OLD: _finding("WIRE-STALE", ERROR, subject, what, stale),
-        ZERO: _finding("WIRE-ZERO", ERROR, subject, what, zero),
-    }.get(match.kind, _finding("WIRE-UNKNOWN", ERROR, subject, what, unknown))
+    if match is None:
+        fix = "compare the modes: what differs between prefill and verification is lost or stale on one of the ways"
+        found = _finding("WIRE-UNSTABLE", ERROR, subject, what, fix)
+    elif match.kind == ROUND:
+        fix = "harmless where the whole model runs in that type; otherwise find what converts it on the way to fc"
+        found = _finding("WIRE-ROUNDED", WARNING, subject, what, fix)
+    elif match.kind == SCALE:
+        fix = f"a factor comes in on the way: {INTERFERES}"
+        found = _finding("WIRE-SCALED", ERROR, subject, what, fix)
+    elif match.kind == MOVED:
+        fix = f"states and tokens are out of step by {match.detail}: {INTERFERES}"
+        found = _finding("WIRE-POSITION", ERROR, subject, what, fix)
+    elif match.kind == OLD:
+        fix = f"a buffer is read that this forward did not write: {INTERFERES}, and at CUDA graphs"
+        found = _finding("WIRE-STALE", ERROR, subject, what, fix)
+    elif match.kind == ZERO:
+        fix = f"the drafter gets nothing for this layer: {INTERFERES}"
+        found = _finding("WIRE-ZERO", ERROR, subject, what, fix)
+    else:
+        fix = f"{INTERFERES}, for a drafter that normalises its input, for pipeline stages"
+        found = _finding("WIRE-UNKNOWN", ERROR, subject, what, fix)
+    return found
 
 
 def _layers(wiring: Wiring) -> Iterator[Finding]:
