@@ -321,7 +321,7 @@ def test_preflight_says_which_layers_reach_the_drafter(filled):
 def test_preflight_sees_what_an_operator_gets_wrong_at_once(filled):
     done = filled.play(
         "playbooks/preflight.yml",
-        server_environment={"OMP_NUM_THREADS": 8},
+        sglang_server_environment={"OMP_NUM_THREADS": 8},
         sglang_server_prot=1,
         proxmox_container_memory="768G",
         proxmox_container_vmid=9001,
