@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pivot import descriptions, vocabulary
+from pivot import descriptions, fit, vocabulary
 from pivot.configs import LARGEST, Config, Findings, read_ids, read_tensors, short
 from pivot.findings import Finding, Severity
 from pivot.layers import as_outputs, default_layers, ids_for, kept_layers, numbers
@@ -484,6 +484,13 @@ def _vocabulary(look: _Check) -> None:
         vocabulary.check(look.drafter, look.tensors, look.pair.tensors, look.found, look.notes)
 
 
+def _fit(look: _Check) -> None:
+    """Weights against the config beside them, attention against the backend."""
+    if look.tensors is not None:
+        fit.shapes(look.drafter, look.tensors, look.found)
+    fit.backend(look.drafter, look.pair.flags, look.found)
+
+
 def _context(look: _Check) -> None:
     """Tokens: the engine gives the drafter the target's context, and refuses one longer than its own."""
     asked, own = look.context(), look.drafter.integer("max_position_embeddings")
@@ -644,7 +651,7 @@ def _known_faults(look: _Check) -> None:
 
 PARTS: tuple[Callable[[_Check], None], ...] = (
     _engine, _types, _algorithm, _key, _count, _fc, _aux, _range, _agreement, _order, _convention, _sizes,
-    _vocabulary, _context, _rope, _class, _quantised, _weights, _intended, _known_faults,
+    _vocabulary, _fit, _context, _rope, _class, _quantised, _weights, _intended, _known_faults,
 )  # fmt: skip
 
 

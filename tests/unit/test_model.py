@@ -449,7 +449,7 @@ DRAFTER_FAULTS = [
     (
         "hidden_size",
         4096,
-        [("FC", "error"), ("HIDDEN", "error"), ("HEAD", "error")],
+        [("FC", "error"), ("HIDDEN", "error"), ("HEAD", "error"), ("SHAPE", "error")],
         "hidden_size of the drafter is 4096",
     ),
     ("target_hidden_size", 4096, [("FC", "error"), ("HIDDEN", "error")], "target_hidden_size of the drafter is 4096"),
@@ -524,6 +524,58 @@ def test_a_fault_in_the_drafters_header(name, value, expected, said):
     assert said in text(given)
 
 
+# of weights and a config that are not of one revision
+SHAPES = [
+    ("norm.weight", [4096], "norm.weight is [4096], where hidden_size make [7168]"),
+    ("midlayer.self_attn.q_proj.weight", [8192, 7168], "num_attention_heads x head_dim and twice hidden_size make"),
+    ("midlayer.self_attn.q_proj.weight", [4096, 14336], "is [4096, 14336], where"),
+    ("model.midlayer.self_attn.k_proj.weight", [1024, 14336], "num_key_value_heads x head_dim"),
+    ("layers.0.self_attn.o_proj.weight", [7168, 4096], "layers.0.self_attn.o_proj.weight is [7168, 4096]"),
+    ("midlayer.mlp.gate_proj.weight", [12288, 7168], "intermediate_size and hidden_size make [18432, 7168]"),
+    ("midlayer.mlp.down_proj.weight", [18432, 7168], "make [7168, 18432]"),
+    ("midlayer.hidden_norm.weight", [7168, 1], "is [7168, 1]"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "said"), SHAPES)
+def test_weights_of_another_revision_than_the_config(name, shape, said):
+    given = pair(tensors={**HEADER, name: {"dtype": "BF16", "shape": shape}})
+    assert found(given) == [("SHAPE", "error")]
+    assert said in text(given)
+
+
+def test_several_shapes_are_one_finding():
+    given = pair(drafter=changed(DRAFTER, "intermediate_size", 12288), tensors={**HEADER, "norm.weight": {
+        "dtype": "BF16", "shape": [1]}})  # fmt: skip
+    assert found(given) == [("SHAPE", "error")]
+    assert "and 1 more differ" in text(given)
+
+
+def test_sizes_that_a_config_does_not_say_are_not_guessed():
+    bare = {key: value for key, value in DRAFTER.items() if key not in ("intermediate_size", "head_dim")}
+    # without head_dim, 7168 / 64 = 112 a head
+    assert found(pair(drafter=bare, tensors=HEADER)) == [("SHAPE", "error")]
+    fewer = {key: value for key, value in bare.items() if key != "num_attention_heads"}
+    assert found(pair(drafter=fewer, tensors=HEADER)) == []
+    packed = {**bare, "quantization_config": {"quant_method": "fp8"}}
+    assert found(pair(drafter=packed, tensors=HEADER)) == [("QUANTISED", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "flags", "expected"),
+    [
+        (DRAFTER, {"attention-backend": "trtllm_mla"}, [("BACKEND", "warning")]),
+        (DRAFTER, {"prefill-attention-backend": "flashmla"}, [("BACKEND", "warning")]),
+        (DRAFTER, {"attention-backend": "flashinfer"}, []),
+        (DRAFTER, {"attention-backend": "trtllm_mla", "speculative-draft-attention-backend": "trtllm_mha"}, []),
+        (DRAFTER, {"attention-backend": ["trtllm_mla"]}, []),
+        ({**MLA, "eagle_config": DRAFTER["eagle_config"]}, {"attention-backend": "trtllm_mla"}, []),
+    ],
+)
+def test_the_backend_that_a_drafter_inherits(drafter, flags, expected):
+    assert found(pair(drafter=drafter, flags={**FLAGS, **flags})) == expected
+
+
 # of a good d2t and t2d, as `pivot manifest` writes them; and what else they can be
 GOOD = {"least": 0, "most": 163839, "distinct": 32000, "ascending": True, "moved": 31990, "like_ids": False}
 VALUES = [
@@ -596,7 +648,10 @@ def test_a_full_draft_vocabulary_needs_neither_d2t_nor_head():
 
 def test_a_smaller_drafter_needs_an_embedding_of_its_own():
     drafter = {**DRAFTER, "hidden_size": 4096, "target_hidden_size": 7168}
-    header = changed(HEADER, "lm_head.weight/shape", [32000, 4096])
+    smaller = {7168: 4096, 14336: 8192}
+    header = {
+        name: {**entry, "shape": [smaller.get(size, size) for size in entry["shape"]]} for name, entry in HEADER.items()
+    }
     assert found(pair(drafter=drafter, tensors=header)) == [("HIDDEN", "error")]
     assert found(pair(drafter=drafter, tensors={**header, "embed_tokens.weight": HEADER["norm.weight"]})) == []
 
