@@ -238,7 +238,7 @@ def _serving_line(judgement: whatif.Judgement) -> str:
     served, predicted = judgement.served.length, judgement.reference.figures.length
     start = f"served {served:.2f}, predicted {predicted:.2f} for the inputs of layers "
     start += numbers(judgement.reference.layers)
-    if any(finding.code.startswith("WHATIF-SERVED") for finding in judgement.findings):
+    if any(family(finding) == "serving" for finding in judgement.findings):
         return f"{start}: they disagree, so the fault is in serving"
     return f"{start}: serving gets out of the drafter what is in it"
 
