@@ -380,7 +380,7 @@ def _serving(look: _Look) -> Iterator[Finding]:
     wiring = (
         f"the layers that reach fc ({numbers(look.reference.layers)})"
         if look.wired
-        else f"the inputs of layers {numbers(look.reference.layers)}, which should reach fc,"
+        else f"the layers that should reach fc ({numbers(look.reference.layers)})"
     )
     predicted = look.reference.figures.length
     way = "below" if difference.total < 0 else "above"

@@ -180,7 +180,7 @@ def test_one_prompt_proves_nothing():
 
 def test_unknown_slices_are_compared_with_the_contract():
     judgement = judge(GOOD, WORSE, served=2.2, layers=[3, None, 7])
-    assert "the inputs of layers 3, 5, 7, which should reach fc," in judgement.findings[0].message
+    assert "predicted for the layers that should reach fc (3, 5, 7)" in judgement.findings[0].message
 
 
 # --- the choice of layers

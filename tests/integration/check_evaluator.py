@@ -1,0 +1,356 @@
+"""Checks the what-if's evaluator with the engine's interpreter: ENGINE check_evaluator.py WHATIF_PY. Prints what held.
+
+Three things stand in for the evaluator's own arithmetic: a drafter written once more, one row at a time and with no
+cache; SGLang's own rotary embeddings; and small files in every packing that a training sample may have.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+spec = importlib.util.spec_from_file_location("whatif", sys.argv[1])
+assert spec
+assert spec.loader
+whatif = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(whatif)
+
+PLAIN: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 40,
+    "draft_vocab_size": 20,
+    "max_position_embeddings": 64,
+    "rope_theta": 100.0,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two layers": {"num_hidden_layers": 2},
+    "norm per state": {"fc_norm": True},
+    "norm before fc": {"norm_before_fc": True},
+    "normed output": {"norm_output": True},
+    "interleaved rope of a part": {"rope_is_neox_style": False, "partial_rotary_factor": 0.67},
+    "biases": {"bias": True},
+    "wider target": {"target_hidden_size": 20},
+    "two states": {"num_aux_hidden_states": 2},
+    "rope parameters": {"rope_parameters": {"rope_theta": 50.0, "rope_type": "linear", "factor": 4.0}},
+    "fused names": {},
+}
+ROPES: dict[str, dict[str, Any] | None] = {
+    "default": None,
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1},
+    "yarn with mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "attn_factor": 1.2,
+    },
+}
+TOKENS, PROMPT, STEPS = 24, 6, 4
+
+
+def weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Random weights in the published names."""
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    hidden, wide = config["hidden_size"], config.get("target_hidden_size", config["hidden_size"])
+    count = config.get("num_aux_hidden_states", 3)
+    queries, keys = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    found = {
+        "fc.weight": made(hidden, count * wide),
+        "lm_head.weight": made(20, hidden),
+        "norm.weight": made(hidden) + 1,
+    }
+    found["d2t"] = torch.randperm(40, generator=generator)[:20].sort().values - torch.arange(20)
+    for layer in range(config["num_hidden_layers"]):
+        start = f"layers.{layer}." if layer else "midlayer."
+        width = hidden if layer else 2 * hidden
+        found |= {
+            f"{start}self_attn.{part}_proj.weight": made(n, width)
+            for part, n in zip("qkv", (queries, keys, keys), strict=True)
+        }
+        found[f"{start}self_attn.o_proj.weight"] = made(hidden, queries)
+        found |= {f"{start}mlp.{part}_proj.weight": made(24, hidden) for part in ("gate", "up")}
+        found[f"{start}mlp.down_proj.weight"] = made(hidden, 24)
+        for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
+            found[f"{start}{norm}.weight"] = made(hidden) + 1
+        if config.get("bias"):
+            found[f"{start}self_attn.o_proj.bias"] = made(hidden)
+    if config.get("bias"):
+        found["fc.bias"] = made(hidden)
+    if config.get("fc_norm"):
+        found |= {name: made(wide) + 1 for name in ("aux_norm_low.weight", "fc_norm.1.weight", "aux_norm_high.weight")}
+    if config.get("norm_before_fc"):
+        found["input_norm.weight"] = made(count * wide) + 1
+    if wide != hidden:
+        found["embed_tokens.weight"] = made(40, hidden)
+    return found
+
+
+class Naive:
+    """The drafter once more: a row at a time, everything anew for every draft."""
+
+    def __init__(self, config: dict[str, Any], stored: dict[str, torch.Tensor]) -> None:
+        self.config, self.stored = config, stored
+
+    def weight(self, name: str) -> torch.Tensor:
+        for old in (name, name.replace("layers.0.", "midlayer.")):
+            if old in self.stored:
+                return self.stored[old]
+        legacy = {"fc_norm.0.weight": "aux_norm_low.weight", "fc_norm.2.weight": "aux_norm_high.weight"}
+        return self.stored[legacy[name]]
+
+    def norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return x / (x.pow(2).mean() + self.config["rms_norm_eps"]).sqrt() * self.weight(name)
+
+    def fc(self, states: list[torch.Tensor]) -> torch.Tensor:
+        joined = torch.cat(states)
+        if self.config.get("norm_before_fc"):
+            joined = self.norm("input_norm.weight", joined)
+        if self.config.get("fc_norm"):
+            joined = torch.cat([self.norm(f"fc_norm.{n}.weight", state) for n, state in enumerate(states)])
+        return self.weight("fc.weight") @ joined + self.stored.get("fc.bias", torch.zeros(()))
+
+    def rotate(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        size = int(self.config.get("partial_rotary_factor", 1.0) * self.config["head_dim"])
+        scaling = self.config.get("rope_parameters") or {}
+        theta = scaling.get("rope_theta", self.config["rope_theta"])
+        place = position / scaling.get("factor", 1.0)
+        out = x.clone()
+        for pair in range(size // 2):
+            angle = torch.tensor(place * theta ** (-2 * pair / size))
+            neox = self.config.get("rope_is_neox_style", True)
+            one, two = (pair, pair + size // 2) if neox else (2 * pair, 2 * pair + 1)
+            out[..., one] = x[..., one] * angle.cos() - x[..., two] * angle.sin()
+            out[..., two] = x[..., two] * angle.cos() + x[..., one] * angle.sin()
+        return out
+
+    def run(self, rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows (embedding, hidden) at positions 0, 1, …; the last one's state for the head, and for the next step."""
+        heads, kv_heads = (self.config[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+        size = self.config["head_dim"]
+        fed = [(hidden, None) for _, hidden in rows]
+        for layer in range(self.config["num_hidden_layers"]):
+            start, out, keys, values = f"layers.{layer}.", [], [], []
+            for position, (hidden, before) in enumerate(fed):
+                residual = hidden if before is None else hidden + before
+                x = self.norm(f"{start}hidden_norm.weight", residual)
+                if layer == 0:
+                    x = torch.cat([self.norm(f"{start}input_layernorm.weight", rows[position][0]), x])
+                q, k, v = (
+                    (self.weight(f"{start}self_attn.{part}_proj.weight") @ x).view(n, size)
+                    for part, n in zip("qkv", (heads, kv_heads, kv_heads), strict=True)
+                )
+                keys.append(self.rotate(k, position))
+                values.append(v)
+                q = self.rotate(q, position)
+                mixed = []
+                for head in range(heads):
+                    group = head * kv_heads // heads
+                    scores = torch.stack([q[head] @ key[group] / size**0.5 for key in keys]).softmax(0)
+                    mixed.append(sum(share * value[group] for share, value in zip(scores, values, strict=True)))
+                joined = self.weight(f"{start}self_attn.o_proj.weight") @ torch.cat(mixed)
+                name = f"{start}self_attn.o_proj.bias".replace("layers.0.", "midlayer.")
+                residual = residual + joined + self.stored.get(name, torch.zeros(()))
+                x = self.norm(f"{start}post_attention_layernorm.weight", residual)
+                gate, up = (self.weight(f"{start}mlp.{part}_proj.weight") @ x for part in ("gate", "up"))
+                out.append((self.weight(f"{start}mlp.down_proj.weight") @ (gate * gate.sigmoid() * up), residual))
+            fed = out
+        total = fed[-1][0] + fed[-1][1]
+        normed = self.norm("norm.weight", total)
+        return normed, normed if self.config.get("norm_output") else total
+
+    def ranks(self, tokens: list[int], states: dict[int, torch.Tensor], layers: list[int]) -> list[list[int]]:
+        """As `whatif.draft` gives them, with topk 20."""
+        table = self.stored.get("embed_tokens.weight")
+        embed = [states[0][n] if table is None else table[token] for n, token in enumerate(tokens)]
+        target = self.stored["d2t"] + torch.arange(20)
+        base = [(embed[n + 1], self.fc([states[layer][n] for layer in layers])) for n in range(len(tokens) - 1)]
+        found = []
+        for row in range(PROMPT - 1, len(tokens) - 1):
+            rows, ranks = base[: row + 1], []
+            for step in range(STEPS):
+                if row + step + 2 >= len(tokens):
+                    ranks.append(-1)
+                    continue
+                normed, fed = self.run(rows)
+                order = target[(self.weight("lm_head.weight") @ normed).argsort(descending=True)].tolist()
+                wanted = tokens[row + step + 2]
+                ranks.append(order.index(wanted) if wanted in order else 20)
+                rows = [*rows, (embed[row + step + 2], fed)]
+            found.append(ranks)
+        return found
+
+
+def fused(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same weights with the projections that engines fuse in one tensor each."""
+    left = dict(stored)
+    q, k, v = (left.pop(f"midlayer.self_attn.{part}_proj.weight") for part in "qkv")
+    gate, up = (left.pop(f"midlayer.mlp.{part}_proj.weight") for part in ("gate", "up"))
+    both = {"midlayer.self_attn.qkv_proj.weight": torch.cat([q, k, v])}
+    return {**left, **both, "midlayer.mlp.gate_up_proj.weight": torch.cat([gate, up])}
+
+
+def check_drafter(name: str, place: Path) -> None:
+    """The evaluator's drafts of one variant are the naive ones."""
+    config = {**PLAIN, **VARIANTS[name]}
+    generator = torch.Generator().manual_seed(len(name))
+    stored = weights(config, generator)
+    directory = place / name.replace(" ", "-")
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    published = fused(stored) if name == "fused names" else stored
+    save_file({key: value.contiguous() for key, value in published.items()}, directory / "model.safetensors")
+    drafter = whatif.Drafter(directory, whatif.Target(None), "cpu")
+    wide = config.get("target_hidden_size", config["hidden_size"])
+    layers = [3, 1, 2][: drafter.count]
+    tokens = torch.randint(0, 40, (TOKENS,), generator=generator)
+    states = {layer: torch.randn(TOKENS, wide, generator=generator) for layer in range(4)}
+    sequence = whatif.Replayed(tokens, states, PROMPT)
+    found = whatif.draft(drafter, sequence, whatif.fed_states(sequence, layers, {}), STEPS, 20).tolist()
+    assert found == Naive(config, stored).ranks(tokens.tolist(), states, layers), name
+    assert len({rank for row in found for rank in row}) > 5, f"{name}: the ranks tell nothing"
+
+
+def check_ropes() -> list[str]:
+    """Frequencies and factors are SGLang's own."""
+    from sglang.srt.layers.rotary_embedding.factory import get_rope  # noqa: PLC0415 - only here, and slow
+
+    for name, scaling in ROPES.items():
+        config = {"max_position_embeddings": 256, "rope_theta": 1e4, "rope_scaling": scaling}
+        inverse, factor, stretch = whatif._frequencies(whatif._rope_settings(config), 16)
+        angle = torch.outer(torch.arange(200).float() / stretch, inverse)
+        mine = torch.cat([angle.cos(), angle.sin()], -1) * factor
+        theirs = get_rope(16, 16, 256, 1e4, True, scaling, torch.float32).cos_sin_cache[:200]
+        assert torch.allclose(mine, theirs.float(), atol=2e-5), name
+    return list(ROPES)
+
+
+def check_accept() -> None:
+    """Verifications along hand-written ranks: accepted drafts, the end of the text, the length as SGLang counts it."""
+    ranks = torch.tensor([[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, -1], [0, -1, -1], [-1, -1, -1]])
+    found = whatif.accept(ranks, 1)
+    # row 0: two accepted → row 3: two accepted, then the text ends at 7 tokens: 1 + 3 + 3
+    assert (found["tokens"], found["verifications"], found["histogram"]) == (7, 2, [0, 0, 2, 0])
+    assert (found["reached"], found["passed"]) == ([2, 2, 1], [2, 2, 0])
+    assert found["length"] == 3.5
+    assert whatif.accept(ranks, 2)["histogram"] == [0, 1, 0, 1]  # with two guesses a step, row 0 accepts all three
+
+
+def check_samples(place: Path) -> list[str]:
+    """Every packing of one sample is read as the same states."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(3, 40, (2, 9), generator=generator)
+    states = torch.randn(2, 9, 3, 16, generator=generator)
+    flat, joined = tokens.flatten(), states.flatten(2)
+    packings: dict[str, dict[str, Any]] = {
+        "side by side": {"input_ids": tokens, "x": joined},
+        "states first": {"input_ids": tokens, "x": states.permute(2, 0, 1, 3)},
+        "states in the middle": {"input_ids": tokens, "x": states.permute(0, 2, 1, 3)},
+        "turned": {"t": tokens, "x": joined.permute(2, 0, 1)},
+        "half": {"token_ids": tokens.int(), "labels": tokens + 1, "x": joined.half()},
+        "nested": {"data": {"input_ids": tokens, "h": {"x": joined}}, "other": torch.randn(4)},
+        "one behind the other": {"tokens": flat, "cu_seqlens": torch.tensor([0, 9, 18]), "x": joined.flatten(0, 1)},
+        "lengths": {"tokens": flat, "seq_lens": torch.tensor([9, 9]), "x": joined.flatten(0, 1)},
+        "positions": {"tokens": flat, "position_ids": torch.arange(9).repeat(2), "x": joined.flatten(0, 1)},
+    }
+    for name, content in packings.items():
+        path = place / f"{name}.pt"
+        torch.save(content, path)
+        sample = whatif.Sample(path, 16)
+        assert sample.sequences(2, 9) == (
+            [(0, 0, 9), (1, 0, 9)] if sample.tokens.shape == (2, 9) else [(0, 0, 9), (0, 9, 18)]
+        )
+        (stored,) = sample.states
+        for index, (row, start, stop) in enumerate(sample.sequences(2, 9)):
+            views = sample.views(stored, row, start, stop)
+            close = [
+                torch.allclose(view, states[index], atol=2e-3) for view in views if view.shape == states[index].shape
+            ]
+            assert any(close), name
+            assert torch.equal(sample.tokens[row, start:stop].long(), tokens[index]), name
+    for name, content, words in (
+        ("none", {"x": joined}, "holds no token ids"),
+        ("other width", {"input_ids": tokens, "x": torch.randn(2, 9, 7)}, "no tensor of the sample holds states"),
+    ):
+        torch.save(content, place / f"{name}.pt")
+        try:
+            whatif.Sample(place / f"{name}.pt", 16)
+        except whatif.Failed as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(name)
+    (place / "bad.pt").write_bytes(b"no file of torch")
+    try:
+        whatif._load_sample(place / "bad.pt")
+    except whatif.Failed as error:
+        assert "bad.pt cannot be read" in str(error)
+    return list(packings)
+
+
+def check_refusals(place: Path) -> None:
+    """What cannot be computed is said."""
+    cases = {
+        "another class": ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, {}, "names the class Eagle3Deepseek"),
+        "no fc": ({}, {"fc.weight": None}, "hold no fc.weight"),
+        "short d2t": ({}, {"d2t": torch.zeros(3, dtype=torch.long)}, "d2t has 3 entries for a head of 20 rows"),
+        "numbers": ({}, {"fc.weight": torch.zeros(16, 48, dtype=torch.int8)}, "only drafters in floats"),
+        "another width": ({"num_aux_hidden_states": 2}, {}, "but 2 states of 16 are 32"),
+        "no head": ({"draft_vocab_size": None}, {"lm_head.weight": None, "d2t": None}, "uses the target's"),
+        "rope": ({"rope_scaling": {"type": "longrope"}}, {}, "'longrope', which is not computed"),
+    }
+    for name, (change, other, words) in cases.items():
+        directory = place / f"refused-{name}".replace(" ", "-")
+        directory.mkdir()
+        (directory / "config.json").write_text(json.dumps({**PLAIN, **change}))
+        stored = {**weights(PLAIN, torch.Generator().manual_seed(1)), **other}
+        save_file({key: value for key, value in stored.items() if value is not None}, directory / "model.safetensors")
+        try:
+            whatif.Drafter(directory, whatif.Target(None), "cpu").rotation(torch.arange(3))
+        except whatif.Failed as error:
+            assert words in str(error), f"{name}: {error}"
+        else:
+            raise AssertionError(name)
+
+
+def main() -> None:
+    """Everything; an AssertionError names what does not hold."""
+    with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
+        place = Path(scratch)
+        for name in VARIANTS:
+            check_drafter(name, place)
+        check_accept()
+        check_refusals(place)
+        samples = check_samples(place)
+        ropes = check_ropes()
+    print(json.dumps({"drafters": list(VARIANTS), "samples": samples, "ropes": ropes}))
+
+
+main()

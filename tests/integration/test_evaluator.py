@@ -1,0 +1,29 @@
+"""The what-if's evaluator with the deployed engine's torch, against a second implementation and SGLang's own parts."""
+
+import base64
+import json
+import zlib
+
+from .conftest import ROOT
+
+WHATIF = ROOT / "roles/debug_probes/files/whatif.py"
+CHECK = ROOT / "tests/integration/check_evaluator.py"
+# on the host: the two files from what is given, and one run
+THERE = """
+import base64, json, os, pathlib, subprocess, sys, tempfile, zlib
+with tempfile.TemporaryDirectory() as place:
+    files = json.loads(zlib.decompress(base64.b64decode(sys.argv[1])))
+    for name, text in files.items():
+        pathlib.Path(place, name).write_text(text)
+    line = [sys.executable, "check_evaluator.py", "whatif.py"]
+    sys.exit(subprocess.run(line, cwd=place, env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}).returncode)
+"""
+
+
+def test_the_evaluator_computes_what_sglang_does(deployed, host):
+    files = json.dumps({path.name: path.read_text(encoding="utf-8") for path in (WHATIF, CHECK)})
+    packed = base64.b64encode(zlib.compress(files.encode())).decode()
+    done = host.run("/opt/sglang/current/bin/python -c %s %s", THERE, packed)
+    assert done.rc == 0, done.stderr[-2000:]
+    held = json.loads(done.stdout.splitlines()[-1])
+    assert {name: len(found) for name, found in held.items()} == {"drafters": 11, "samples": 9, "ropes": 6}
