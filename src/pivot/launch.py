@@ -68,7 +68,8 @@ def _wrong_text(where: str, text: str) -> tuple[str, str, str] | None:
     if _controls(text):
         message = f"{where} has a line break or another control character"
         return "LAUNCH-CONTROL", message, "write it in one line; JSON says \\n where a value needs one"
-    if text.startswith("-") and not re.fullmatch(r"-[0-9]+(\.[0-9]*)?", text):
+    # as argparse reads it: numbers, a dash alone and what holds a space are values
+    if text.startswith("-") and not re.fullmatch(r"-|-[0-9]+|-[0-9]*\.[0-9]+|.* .*", text):
         message = f"{where} begins with -, which SGLang's command line takes for the next flag"
         return "LAUNCH-DASH", message, "write a value that begins otherwise"
     return None

@@ -33,7 +33,9 @@ def test_each_launch_guard_fires(flags, code):
     assert codes(flags) == [code]
 
 
-@pytest.mark.parametrize("value", ["-1", "-0.5", "a-b", "a\tb", "50% of $HOME \\ 'q' \"", "é \U0001f600"])
+@pytest.mark.parametrize(
+    "value", ["-1", "-0.5", "-.5", "-", "-a b", "a-b", "a\tb", "50% of $HOME \\ 'q' \"", "é \U0001f600"]
+)
 def test_hard_values_are_no_findings(value):
     assert codes({"served-model-name": value}, {"NCCL_IB_HCA": value}) == []
 
