@@ -27,6 +27,7 @@ CAPTURED = (
     "right",
     "ids minus 1",
     "key at the top level only",
+    "random head",
     "d2t zero",
     "EAGLE for EAGLE3",
     "forced ids",
