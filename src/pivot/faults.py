@@ -298,7 +298,8 @@ def page() -> str:
         "Generated from the source by `pivot faults > docs/faults.md`; a test fails when it is stale.",
         "An error stops the run, a warning and an info are only printed. `…` is filled from the case at hand.",
         "A finding of preflight is accepted with `pivot_waivers: {CODE: reason}` in the inventory: it is printed as an",
-        "info with the reason then, and stops nothing.",
+        "info with the reason then, and stops nothing. What concerns several hosts is accepted by all of them: in",
+        "group_vars/all.",
     ]
     for key, (title, subject) in FAMILIES.items():
         if groups[key]:
