@@ -79,7 +79,9 @@ def pairs(python: str, directory: Path) -> dict[str, tuple[Path, Path]]:
     """Target and drafter by the name of the pair; those that the lab has not are made."""
     subprocess.run([python, str(HERE / "make_pairs.py"), str(MODELS), str(directory)], check=True)
     lab = (MODELS / "target", MODELS / "drafter")
-    return {"lab": lab, "llama": (directory / "llama", lab[1]), "mla": (lab[0], directory / "mla")}
+    # of a Llama target SGLang takes the layer after each that is named: these give the inputs of 3, 5 and 7
+    shifted = serve.drafter_view(lab[1], (2, 4, 6), directory / "shifted")
+    return {"lab": lab, "llama": (directory / "llama", shifted), "mla": (lab[0], directory / "mla")}
 
 
 def run(case: Case, python: str, models: tuple[Path, Path], scratch: Path) -> bool:
