@@ -4,7 +4,7 @@ from testinfra.host import Host
 
 
 def test_unit_environment_command_line_and_engine_are_as_before(host: Host) -> None:
-    assert host.check_output("/root/capture") + "\n" == host.file("/root/before").content_string
+    assert host.check_output("/root/capture llm '*pivot-probe*'") + "\n" == host.file("/root/before").content_string
 
 
 def test_switching_off_took_one_restart(host: Host) -> None:

@@ -75,7 +75,7 @@ def test_the_header_names_versions_and_every_hook_found_its_place(recordings: li
     for header in headers:
         assert header["sglang"] == "0.5.23"
         assert set(header["hooks"].values()) == {"registered"}
-        assert len(header["hooks"]) == 7
+        assert len(header["hooks"]) == 10
 
 
 def test_no_prompt_stands_in_the_records(
@@ -112,6 +112,9 @@ def test_the_other_plugin_is_still_named_and_paths_are_set(host: Host) -> None:
 def test_switching_on_took_one_restart_and_left_the_engine_alone(host: Host) -> None:
     assert host.check_output("journalctl -u llm -o cat | grep -c '^Started llm.service'") == "2"
     assert host.check_output("systemctl show llm --property NRestarts --value") == "0"
-    before, now = host.file("/root/before").content_string, host.check_output("/root/capture") + "\n"
+    before, now = (
+        host.file("/root/before").content_string,
+        host.check_output("/root/capture llm '*pivot-probe*'") + "\n",
+    )
     assert before != now  # so that equality afterwards means something
     assert before.split("== engine")[1].split("==")[0] == now.split("== engine")[1].split("==")[0]

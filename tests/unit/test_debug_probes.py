@@ -11,10 +11,26 @@ from typing import Any
 import pytest
 
 from pivot.findings import Severity
-from pivot.probe import Plan, Wanted, payload, plan_off, plan_on, restore_findings, restore_text, version_tuple
+from pivot.probe import (
+    Plan,
+    Wanted,
+    banner,
+    engine_findings,
+    failure_text,
+    payload,
+    plan_off,
+    plan_on,
+    restore_findings,
+    restore_text,
+    space_findings,
+    switched_findings,
+    targets,
+    version_tuple,
+)
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = {"pivot_probe/__init__.py": "x = 1\n"}
+NOW, UNTIL = "2025-01-02T03:00:00Z", "2025-01-02T05:00:00Z"
 
 
 def load_state_file() -> Any:
@@ -35,8 +51,12 @@ def wanted(**changes: Any) -> Wanted:
         "python": "/opt/llm/bin/python",
         "root": "/opt/pivot-probe",
         "records": "/var/log/pivot-probe",
+        "state": "/var/lib/pivot-probe/state.json",
         "max_bytes": 1000,
+        "tensor_bytes": 2000,
         "rows": 16,
+        "expiry": 7200,
+        "expiry_restart": False,
         "disable_cuda_graph": False,
         "allow_restart": True,
         "ready_url": "",
@@ -47,19 +67,30 @@ def wanted(**changes: Any) -> Wanted:
 def facts(**changes: Any) -> dict[str, Any]:
     """A running service without the probe; changes name parts by `part_item`."""
     found: dict[str, Any] = {
+        "now": NOW,
+        "interpreter": "/usr/bin/python3",
         "unit": {
             "loaded": True,
             "active": "active",
+            "stale": False,
+            "restarts": [],
             "pid": 42,
             "uid": 990,
             "gid": 991,
             "mode": "0555",
             "exec_start": {"text": "/opt/llm/bin/python -m sglang.launch_server --config /etc/llm.yaml"},
         },
-        "process": {"plugins": "cpu_lab", "pythonpath": None, "records": None},
+        "process": {"plugins": "cpu_lab", "pythonpath": None, "records": None, "until": None},
         "engine": {"version": "0.5.23", "package": "/opt/llm/lib/sglang"},
-        "installed": {"root": False, "files": {}, "dropin": None, "script": False},
-        "records": {"exists": False, "files": 0, "uid": None, "gid": None, "mode": None},
+        "installed": {
+            "root": False,
+            "files": {},
+            "dropin": None,
+            "script": False,
+            "expiry": {"timer": None, "service": None},
+            "timer": False,
+        },
+        "records": {"exists": False, "files": 0, "free": 10**12, "uid": None, "gid": None, "mode": None},
         "state": {"phase": "off"},
     }
     for name, value in changes.items():
@@ -81,15 +112,29 @@ def switched_on(asked: Wanted) -> dict[str, Any]:
         "plugins": "cpu_lab,pivot_probe",
         "pythonpath": "/opt/pivot-probe",
         "records": "/var/log/pivot-probe",
+        "until": UNTIL,
     }
     after["installed"] = {
         "root": True,
         "files": {"environment": digest(plan.environment), **{name: digest(text) for name, text in PACKAGE.items()}},
         "dropin": digest(plan.dropin),
         "script": True,
+        "expiry": {"timer": digest(plan.timer), "service": digest(plan.service)},
+        "timer": True,
     }
-    after["records"] = {"exists": True, "files": 2, "uid": 990, "gid": 991, "mode": "0750"}
-    after["state"] = {"phase": "on", "since": "2025-01-02T03:04:05Z", "plugins": "cpu_lab", "pythonpath": None}
+    after["records"] = {"exists": True, "files": 2, "free": 10**12, "uid": 990, "gid": 991, "mode": "0750"}
+    after["state"] = {
+        "phase": "on",
+        "since": "2025-01-02T03:04:05Z",
+        "plugins": "cpu_lab",
+        "pythonpath": None,
+        "active": True,
+        "until": UNTIL,
+        "expiry": asked.expiry,
+        "expiry_restart": asked.expiry_restart,
+        "expired": None,
+        "asked": None,
+    }
     return after
 
 
@@ -100,6 +145,7 @@ def test_on_changes_everything_once_and_then_nothing() -> None:
     plan = plan_on(facts(), wanted(), PACKAGE)
     assert plan.changes == (
         "the baseline",
+        "the expiry timer",
         "the records directory",
         "environment",
         "pivot_probe/__init__.py",
@@ -142,8 +188,8 @@ def test_cuda_graphs_are_switched_off_by_the_command_line_and_said_aloud() -> No
 def test_a_repair_is_what_is_missing_and_keeps_the_baseline() -> None:
     interrupted = switched_on(wanted())
     interrupted["state"]["phase"] = "begun"
-    interrupted["process"] = {"plugins": "cpu_lab", "pythonpath": None, "records": None}
-    assert plan_on(interrupted, wanted(), PACKAGE).changes == ("the baseline", "the running service")
+    interrupted["process"] = {"plugins": "cpu_lab", "pythonpath": None, "records": None, "until": None}
+    assert plan_on(interrupted, wanted(), PACKAGE).changes == ("the interrupted switch", "the running service")
     stale = switched_on(wanted())
     stale["installed"]["files"]["pivot_probe/old.py"] = digest("")
     assert plan_on(stale, wanted(), PACKAGE).changes == ("pivot_probe/old.py (stale)",)
@@ -158,7 +204,10 @@ def test_a_repair_is_what_is_missing_and_keeps_the_baseline() -> None:
             wanted(),
             "debug_probes_python: /opt/llm/bin/python imports no SGLang (No module named 'sglang')",
         ),
-        (facts(engine_version="0.5.10.post1"), wanted(), "SGLang 0.5.10.post1 of /opt/llm/bin/python has no plugin"),
+        (facts(engine_version="0.5.10.post1"), wanted(), "SGLang 0.5.10.post1 has no plugin framework"),
+        (facts(unit_stale=True), wanted(), "the unit's files changed since systemd read them"),
+        (facts(), wanted(expiry=19), "debug_probes_expiry: 19 is no number of seconds from 20 to 604800"),
+        (facts(), wanted(expiry=604801), "debug_probes_expiry: 604801 is no number of seconds"),
         (facts(unit_active="inactive", unit_pid=0), wanted(), "the service is inactive"),
         (facts(state_phase="restoring"), wanted(), "switching debugging off was interrupted on this host"),
         (facts(process_records="/var/log/pivot-probe"), wanted(), "its baseline is gone"),
@@ -195,6 +244,7 @@ def test_off_takes_away_every_trace_and_then_nothing() -> None:
         "the restore script",
         "the drop-in",
         "the probe's directory",
+        "the expiry timer",
         "the probe in the running service",
     )
     assert plan.restart
@@ -206,6 +256,19 @@ def test_an_interrupted_on_that_was_never_started_needs_no_restart_and_no_consen
     assert plan.changes == ("the state file", "the probe's directory")
     assert not plan.restart
     assert plan.refusal == ""
+
+
+def test_a_timer_that_is_left_alone_is_a_trace() -> None:
+    left = facts(installed_expiry={"timer": digest("x"), "service": None})
+    assert plan_off(left, wanted(allow_restart=False)) == Plan(changes=("the expiry timer",))
+
+
+def test_a_service_that_was_stopped_meanwhile_is_started_where_it_ran_before() -> None:
+    stopped = switched_on(wanted())
+    stopped["unit"].update(active="inactive", pid=0)
+    stopped["process"]["records"] = None
+    assert plan_off(stopped, wanted()).restart
+    assert "debug_probes_allow_restart is false" in plan_off(stopped, wanted(allow_restart=False)).refusal
 
 
 def test_off_without_consent_changes_nothing() -> None:
@@ -251,6 +314,20 @@ def test_a_restore_without_findings_says_what_was_compared() -> None:
     assert restore_text(nothing) == "nothing of the probe was left"
 
 
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"stdout": '{"failed": "the disk is full"}', "msg": "non-zero return code"}, "the disk is full"),
+        ({"stdout": '{"changed": true}', "msg": "non-zero return code"}, "non-zero return code"),
+        ({"stdout": "Traceback", "msg": "non-zero return code\n"}, "non-zero return code"),
+        ({"msg": "unreachable"}, "unreachable"),
+        ({}, "no message"),
+    ],
+)
+def test_a_failed_task_is_one_sentence(result: dict[str, Any], said: str) -> None:
+    assert failure_text(result) == said
+
+
 def test_the_payload_is_a_distribution_that_an_entry_point_finds(tmp_path: Path) -> None:
     files = payload(ROOT / "probe")
     [points] = [text for name, text in files.items() if name.endswith(".dist-info/entry_points.txt")]
@@ -265,7 +342,214 @@ def test_the_payload_is_a_distribution_that_an_entry_point_finds(tmp_path: Path)
         payload(tmp_path)
 
 
+# --- the end by itself
+
+
+def test_recording_ends_by_the_clock_of_the_host_and_a_timer_restores() -> None:
+    plan = plan_on(facts(), wanted(), PACKAGE)
+    assert plan.until == UNTIL
+    assert f'PIVOT_PROBE_UNTIL="{UNTIL}"' in plan.environment
+    assert 'PIVOT_PROBE_TENSOR_BYTES="2000"' in plan.environment
+    assert "OnCalendar=2025-01-02 05:00:00 UTC" in plan.timer
+    assert "Persistent=true" in plan.timer
+    assert plan.service.endswith("ExecStart=/usr/bin/python3 -I /var/lib/pivot-probe/restore.py expire\n")
+    assert f"Recording ends by itself at {UNTIL}; then the probe stays in until debug-off." in plan.says
+    assert plan_on(facts(unit_restarts=[20, 61.5]), wanted(), PACKAGE).until == "2025-01-02T05:01:01Z"
+    consent = plan_on(facts(), wanted(expiry_restart=True), PACKAGE)
+    assert f"Recording ends by itself at {UNTIL}; then the service is restored and restarted." in consent.says
+
+
+def test_words_of_the_timers_command_are_quoted() -> None:
+    odd = wanted(state='/srv/my "probe" 5%/$x/state.json')
+    line = plan_on(facts(), odd, PACKAGE).service.splitlines()[-1]
+    assert line == r'ExecStart=/usr/bin/python3 -I "/srv/my \"probe\" 5%%/$$x/restore.py" expire'
+
+
+def test_later_runs_do_not_move_the_end_until_it_has_passed_or_another_is_asked_for() -> None:
+    later = {**switched_on(wanted()), "now": "2025-01-02T04:59:59Z"}
+    assert plan_on(later, wanted(), PACKAGE).changes == ()
+    assert plan_on(later, wanted(), PACKAGE).until == UNTIL
+    other = plan_on(later, wanted(expiry=3600), PACKAGE)
+    assert other.until == "2025-01-02T05:59:59Z"
+    assert other.changes == ("the expiry", "the expiry timer", "environment", "the running service")
+    passed = {**switched_on(wanted()), "now": "2025-01-02T05:00:00Z"}
+    passed["state"]["expired"] = "2025-01-02T05:00:00Z"
+    passed["installed"]["timer"] = False
+    again = plan_on(passed, wanted(), PACKAGE)
+    assert again.until == "2025-01-02T07:00:00Z"
+    assert again.restart
+    assert "debug_probes_allow_restart is false" in plan_on(passed, wanted(allow_restart=False), PACKAGE).refusal
+
+
+@pytest.mark.parametrize(
+    ("state", "now", "said"),
+    [
+        ({"phase": "off"}, NOW, ""),
+        ({"phase": "begun", "until": UNTIL}, NOW, "HALF-WAY at llm.service"),
+        ({"phase": "restoring", "until": UNTIL}, NOW, "HALF-WAY at llm.service"),
+        ({"phase": "on", "until": UNTIL}, NOW, f"DEBUG PROBE IN llm.service until {UNTIL}"),
+        ({"phase": "on", "until": UNTIL}, UNTIL, f"recording ended at {UNTIL}; --tags debug-off takes it away"),
+    ],
+)
+def test_the_banner(state: dict[str, Any], now: str, said: str) -> None:
+    text = banner("llm.service", state, now)
+    assert said in text
+    assert bool(text) == bool(said)
+
+
+# --- what is said first
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ([], "How long llm.service takes to restart is not known yet: its journal holds no start that came to serve."),
+        ([25.4], "A restart of llm.service takes about 25 s (by its journal: one restart)."),
+        (
+            [20.0, 26.0, 900.0],
+            "A restart of llm.service takes about 26 s (by its journal: 20 s to 15 min, 3 restarts).",
+        ),
+    ],
+)
+def test_how_long_a_restart_takes_is_said_first(seconds: list[float], said: str) -> None:
+    assert said in plan_on(facts(unit_restarts=seconds), wanted(), PACKAGE).says
+    running = switched_on(wanted())
+    running["unit"]["restarts"] = seconds
+    assert plan_off(running, wanted()).says == (said,)
+    assert plan_off(facts(installed_root=True, state_phase="begun", unit_restarts=seconds), wanted()).says == ()
+
+
+def test_hooks_are_looked_up_in_the_description_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(version: str, **hooks: bool | None) -> dict[str, Any]:
+        return {"version": version, "hooks": {"p.Registry.register": True, **hooks}}
+
+    real = dict.fromkeys(targets(ROOT / "probe"), True)
+    assert engine_findings({"version": "0.5.23", "hooks": real}, "gpu1") == []
+    assert engine_findings(engine("0.5.99", inherited=None), "gpu1") == []
+    [old] = engine_findings(engine("0.5.9"), "gpu1")
+    assert (old.code, old.severity) == ("PROBE-OLD-ENGINE", Severity.ERROR)
+    assert "playbooks/inspect.yml works there, hidden states over HTTP (--enable-return-hidden-states) do" in old.fix
+    [missing] = engine_findings(engine("0.5.99", own=False), "gpu1")  # the host's own source says so
+    assert (missing.code, missing.severity) == ("PROBE-HOOK", Severity.WARNING)
+    assert "lacks own:" in missing.message
+    described = {"flags": {}, "hooks": {"kept": False}}
+    monkeypatch.setattr("pivot.descriptions.load", lambda _version: described)
+    [missing] = engine_findings(engine("0.5.24", kept=None, other=True), "gpu1")
+    assert "lacks kept:" in missing.message
+    plan = plan_on(facts(engine_hooks={"r": True, "kept": True}), wanted(), PACKAGE, "gpu1")
+    assert plan.refusal == ""
+    assert "PROBE-HOOK" in "\n".join(plan.says)
+    refused = plan_on(facts(engine_hooks={"r": False, "other": True}), wanted(), PACKAGE, "gpu1")
+    assert refused.refusal.startswith("ERROR   PROBE-HOOK")
+    assert refused.changes == ()
+
+
+def test_a_volume_with_too_little_room_is_said_first() -> None:
+    assert space_findings(facts(records_free=3000), wanted(), "gpu1") == []
+    [found] = space_findings(facts(records_free=2999), wanted(), "gpu1")
+    assert (found.code, found.severity) == ("PROBE-SPACE", Severity.WARNING)
+    assert "PROBE-SPACE" in "\n".join(plan_on(facts(records_free=0), wanted(), PACKAGE).says)
+
+
+def test_what_else_the_restart_brought_in_is_a_warning() -> None:
+    item = {"part": "launch configuration", "item": "/etc/llm.yaml", "before": "aa", "after": "bb"}
+    [found] = switched_findings({"others": [item]}, "gpu1")
+    assert (found.code, found.severity) == ("PROBE-OTHER-CHANGE", Severity.WARNING)
+    assert "launch configuration, /etc/llm.yaml: was 'aa', is 'bb'" in found.message
+
+
+def test_a_restart_that_brought_in_the_probe_alone_is_no_finding() -> None:
+    assert switched_findings({"others": []}, "gpu1") == []
+
+
 # --- the file on the host
+
+
+def test_hooked_functions_are_found_in_the_source_without_importing_it(tmp_path: Path) -> None:
+    package = tmp_path / "eng"
+    (package / "sub").mkdir(parents=True)
+    (package / "sub" / "mod.py").write_text(
+        "raise SystemExit\nclass Own:\n    def forward(self): ...\n    async def verify(self): ...\n"
+        "class Child(Own):\n    pass\n"
+    )
+    (package / "sub" / "newer.py").write_text("def (")
+    for target, expected in {
+        "eng.sub.mod.Own.forward": True,
+        "eng.sub.mod.Own.verify": True,
+        "eng.sub.mod.Own.lost": False,
+        "eng.sub.mod.Gone.forward": False,
+        "eng.sub.gone.Own.forward": False,
+        "eng.sub.mod.Child.forward": None,
+        "eng.sub.newer.Own.forward": None,
+    }.items():
+        assert probe_state.defined(package, target) is expected, target
+
+
+def test_restarts_are_timed_by_the_journal() -> None:
+    restart = [(100.0, "stopping"), (103.0, "stopped"), (103.1, "starting"), (103.2, "started"), (125.1, "ready")]
+    assert probe_state.restart_seconds(restart) == [25.0]
+    # days lie between the stop and the start: they are no part of it
+    late = [(100.0, "stopping"), (103.0, "stopped"), (90000.0, "started"), (90020.5, "ready")]
+    assert probe_state.restart_seconds(late) == [23.5]
+    # systemd itself waits until it serves
+    waited = [(10.0, "starting"), (30.0, "ready"), (31.0, "started")]
+    assert probe_state.restart_seconds(waited) == [21.0]
+    # a crash, and a start that came to nothing
+    crashed = [*waited, (500.0, "starting"), (503.0, "starting"), (533.0, "started"), (533.5, "ready")]
+    assert probe_state.restart_seconds(crashed) == [21.0, 30.5]
+    assert probe_state.restart_seconds([(10.0, "starting"), (10.2, "started")]) == []
+    assert probe_state.restart_seconds([]) == []
+    many = [(base + when, word) for base in range(0, 7000, 1000) for when, word in waited]
+    assert probe_state.restart_seconds(many) == [21.0] * 5
+
+
+def test_while_on_only_what_the_probe_brings_may_differ() -> None:
+    before = {
+        "unit": ["User=llm"],
+        "settings": {
+            "EnvironmentFiles": "/a (ignore_errors=no)",
+            "ReadWritePaths": "",
+            "ExecStart": "x",
+            "User": "llm",
+        },
+        "command line": ["python", "--config", "/a.yaml"],
+        "environment": {"HOME": "1"},
+        "launch configuration": {"/a.yaml": "2"},
+        "plugins": {"SGLANG_PLUGINS": "cpu_lab", "cpu_lab": "x:y (lab 1)"},
+    }
+    after = copy.deepcopy(before)
+    after["settings"].update(EnvironmentFiles="/a (ignore_errors=no) /p (ignore_errors=yes)", ReadWritePaths="/r")
+    after["environment"].update(PYTHONPATH="3", PIVOT_PROBE_DIR="4", SGLANG_PLUGINS="5")
+    after["plugins"].update(SGLANG_PLUGINS="cpu_lab,pivot_probe", pivot_probe="z (pivot-probe 1)")
+    assert probe_state.other_changes(before, after, graphs_off=False) == []
+    graphs = copy.deepcopy(after)
+    graphs["command line"].append("--disable-cuda-graph")
+    graphs["settings"]["ExecStart"] = "x --disable-cuda-graph"
+    assert probe_state.other_changes(before, graphs, graphs_off=True) == []
+    assert len(probe_state.other_changes(before, graphs, graphs_off=False)) == 2
+    for part, item, value in [
+        ("settings", "User", "root"),
+        ("settings", "EnvironmentFiles", "/p (ignore_errors=yes)"),
+        ("environment", "HOME", "9"),
+        ("launch configuration", "/a.yaml", "9"),
+        ("plugins", "SGLANG_PLUGINS", "pivot_probe"),
+        ("plugins", "other", "o:o (other 1)"),
+    ]:
+        changed = copy.deepcopy(after)
+        changed[part][item] = value
+        [found] = probe_state.other_changes(before, changed, graphs_off=False)
+        assert (found["part"], found["item"], found["after"]) == (part, item, value)
+
+
+def test_a_property_that_systemd_shows_several_times_keeps_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_state, "run", lambda *_command: "EnvironmentFiles=/a\nType=exec\nEnvironmentFiles=/b=c\n")
+    assert probe_state.show("x", ["EnvironmentFiles", "Type"]) == {"EnvironmentFiles": "/a\n/b=c", "Type": "exec"}
+
+
+def test_the_names_of_the_timer_and_times_in_the_state() -> None:
+    assert probe_state.expiry_name("sglang.service") == "pivot-probe-sglang"
+    assert probe_state.expiry_name("sglang@kimi.service") == "pivot-probe-sglang-kimi"
+    assert probe_state.utc(probe_state.moment(NOW)) == NOW
 
 
 def test_secrets_are_hidden_and_still_compared() -> None:
@@ -321,14 +605,14 @@ def test_differences_name_part_and_item() -> None:
 
 def test_the_state_is_replaced_in_one_step_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "state" / "state.json"
-    probe_state.write_state(path, {"format": 1, "phase": "on"})
+    probe_state.write_state(path, {"format": 2, "phase": "on"})
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert probe_state.read_state(path) == {"format": 1, "phase": "on"}
+    assert probe_state.read_state(path) == {"format": 2, "phase": "on"}
     assert [entry.name for entry in path.parent.iterdir()] == ["state.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"format": 2})])
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"format": 1})])
 def test_a_state_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
@@ -358,8 +642,9 @@ def test_the_probes_directory_holds_what_was_sent_and_nothing_else(tmp_path: Pat
 def test_records_of_the_session_before_are_set_aside_once(tmp_path: Path) -> None:
     for session in ("one", "two"):
         (tmp_path / f"{session}.jsonl").write_text(session)
+        (tmp_path / f"{session}-7.safetensors").write_text(session)
         probe_state._set_aside(tmp_path)
-    assert [path.name for path in sorted(tmp_path.rglob("*.jsonl"))] == ["two.jsonl"]
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["two-7.safetensors", "two.jsonl"]
     assert (tmp_path / "previous" / "two.jsonl").exists()
 
 

@@ -2,13 +2,16 @@
 """The debug probe's toggle, on the host: look, record the baseline, restore, prove.
 
 One standard-library file for Python 3.9 and later. The role sends it to look, and installs it beside the state so
-that it also works without a controller: started without arguments it restores what the state beside it describes.
-It prints one JSON object and exits with 0, FAILED or DIFFERENT. No value of an environment variable and no
-secret-looking line leaves it in clear.
+that it also works without a controller: started without arguments it restores what the state beside it describes,
+and the timer that ends a forgotten probe starts it with `expire`, which restarts nothing without consent.
+It prints one JSON object and exits with 0, FAILED or DIFFERENT. No secret-looking line leaves it in clear, and no value
+of an environment variable but those that name plugins, Python's path and simulated acceptance.
 
-Usage: probe_state.py ['{"do": "look" | "begin" | "on" | "restore", ...}']
+Usage: probe_state.py ['{"do": "look" | "begin" | "on" | "restore", ...}' | expire]
 """
 
+import ast
+import calendar
 import contextlib
 import fcntl
 import hashlib
@@ -22,14 +25,32 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-FORMAT = 1
+FORMAT = 2
 # exit codes: a sentence stands in the output; the restored service differs from the baseline
 FAILED, DIFFERENT = 3, 4
 DROPIN = "50-pivot-probe.conf"
 SCRIPT = "restore.py"
 LOCK = Path("/run/pivot-probe.lock")
+UNITS = Path("/etc/systemd/system")
+# where systemd remembers when a persistent timer last elapsed
+STAMPS = Path("/var/lib/systemd/timers")
+# what lies in the directory of the records
+RECORDED = ("*.jsonl", "*.safetensors")
+PLUGIN = "pivot_probe"
+HIDDEN = "sha256:"
+GRAPH_OPTION = "--disable-cuda-graph"
+# systemd's own messages about a unit, and the line with which SGLang says that it serves
+EVENTS = {
+    "7d4958e842da4a758f6c1cdc7b36dcc5": "starting",
+    "39f53479d3a045ac8e11786248231fbf": "started",
+    "de5b426a63be47a7b6ac3eaac82e2f6f": "stopping",
+    "9d1aaa27d60140bd96365438aad20286": "stopped",
+}
+READY = "The server is fired up and ready to roll"
+# earlier restarts that are reported, and seconds that looking for them may take in a large journal
+EARLIER, JOURNAL_SECONDS = 5, 20
 # systemd gives these anew at every start: they tell nothing about the configuration
 PER_START = {
     "INVOCATION_ID",
@@ -72,16 +93,28 @@ SHOWN = [
     "User",
     "WorkingDirectory",
 ]
+# arguments: directories of the service's PYTHONPATH, which are read and never imported from
 ENGINE = """
-import importlib.metadata, importlib.util, json
+import importlib.metadata, importlib.util, json, sys
 spec = importlib.util.find_spec("sglang")
+plugins = {}
+for distribution in importlib.metadata.distributions(path=[*sys.argv[1:], *sys.path]):
+    for point in distribution.entry_points:
+        if point.group == "sglang.srt.plugins":
+            plugins.setdefault(point.name, f"{point.value} ({distribution.metadata['Name']} {distribution.version})")
 print(json.dumps({
     "version": importlib.metadata.version("sglang"),
     "package": list(spec.submodule_search_locations)[0],
+    "plugins": plugins,
 }))
 """
 
 Json = Dict[str, Any]
+# what the decisions need of the state; what a restore without a controller needs of the settings
+PUBLIC = ("phase", "since", "plugins", "pythonpath", "active", "until", "expiry", "expiry_restart", "expired", "asked")
+KEPT = ("unit", "python", "root", "records", "state", "config_paths", "ready_url", "ready_timeout")
+# the parts of a baseline that only a running service shows
+OF_THE_PROCESS = ("command line", "environment", "launch configuration", "plugins")
 
 
 class Failed(Exception):  # noqa: N818 - it is a sentence for a person, not a programming error
@@ -101,9 +134,13 @@ def run(*command: str) -> str:
 
 
 def show(unit: str, names: List[str]) -> Dict[str, str]:
-    """`systemctl show` of a unit, for these properties."""
-    text = run("systemctl", "show", unit, "--property", ",".join(names))
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    """`systemctl show` of a unit, for these properties; a property that is shown several times has several lines."""
+    found: Dict[str, str] = {}
+    for line in run("systemctl", "show", unit, "--property", ",".join(names)).splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            found[name] = f"{found[name]}\n{value}" if name in found else value
+    return found
 
 
 def sha256(data: bytes) -> str:
@@ -138,12 +175,35 @@ def process_command(pid: int) -> List[str]:
     return os.fsdecode(data).split("\0")[:-1]
 
 
-def engine(python: str) -> Json:
-    """Version and package directory of the SGLang that an interpreter imports; {"error": …} when it imports none."""
+def engine(python: str, pythonpath: str = "") -> Json:
+    """Version, package directory and plugins (name → entry point) of the SGLang that an interpreter imports.
+
+    {"error": …} when it imports none. pythonpath: the service's own, where plugins may lie too.
+    """
     try:
-        return dict(json.loads(run(python, "-I", "-c", ENGINE)))
+        return dict(json.loads(run(python, "-I", "-c", ENGINE, *filter(None, pythonpath.split(":")))))
     except (Failed, OSError, ValueError) as error:
         return {"error": str(error)}
+
+
+def defined(package: Path, target: str) -> Optional[bool]:
+    """Whether a dotted name (package.module.Class.method) is defined in a source tree, without importing it.
+
+    None where that cannot be told: a method that a class may inherit, or a file that this Python cannot read.
+    """
+    names = target.split(".")
+    path = package.parent.joinpath(*names[:-2]).with_suffix(".py")
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except FileNotFoundError:
+        return False
+    except (OSError, SyntaxError, ValueError):
+        return None
+    owner = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == names[-2]), None)
+    if owner is None:
+        return False
+    methods = [node.name for node in owner.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return True if names[-1] in methods else None if owner.bases else False
 
 
 def tree(package: Path) -> Json:
@@ -181,12 +241,78 @@ def exec_start(unit_text: str) -> Json:
     return {"text": values[0]}
 
 
+# --- the journal
+
+
+def events(unit: str, since: float = 0.0) -> List[Tuple[float, str]]:
+    """When a unit was starting, started, stopping, stopped and ready, by its journal: (unix time, word), in order.
+
+    Empty where the journal does not tell; since: unix time.
+    """
+    begin = f"--since=@{int(since)}"
+    ids = [f"MESSAGE_ID={number}" for number in EVENTS]
+    own = _journal(begin, "--lines=400", "_PID=1", f"UNIT={unit}", *ids)
+    ready = _journal(begin, "--lines=20", f"_SYSTEMD_UNIT={unit}", "--case-sensitive=true", f"--grep={READY}")
+    found = [(when, EVENTS[number]) for when, number in own if number in EVENTS]
+    return sorted([*found, *((when, "ready") for when, _ in ready)])
+
+
+def _journal(*arguments: str) -> List[Tuple[float, str]]:
+    """Times and message ids of journal entries; a journal without such entries, or too large a one, has none."""
+    command = ["journalctl", "--quiet", "--output=json", "--output-fields=MESSAGE_ID", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=JOURNAL_SECONDS)
+        entries = [json.loads(line) for line in done.stdout.splitlines()]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return []
+    return [(int(entry["__REALTIME_TIMESTAMP"]) / 1e6, str(entry.get("MESSAGE_ID"))) for entry in entries]
+
+
+def restart_seconds(found: List[Tuple[float, str]]) -> List[float]:
+    """How long each restart among a unit's events took, in order: its stop, then from its start until it served.
+
+    A start that did not come to serve is none. Where SGLang's own line is missing, what systemd waited for counts.
+    """
+    seconds: List[float] = []
+    begin, stop, stopping, end = 0.0, 0.0, 0.0, 0.0
+
+    def finish() -> None:
+        if begin and end - begin >= 1:
+            seconds.append(round(stop + end - begin, 1))
+
+    for when, word in found:
+        if word == "stopping":
+            finish()
+            begin, stop, stopping = 0.0, 0.0, when
+        elif word == "stopped":
+            stop = when - stopping if stopping else 0.0
+        elif word == "starting":
+            finish()
+            stop = stop if stopping else 0.0  # it came down by itself
+            begin, stopping, end = when, 0.0, 0.0
+        elif word == "started" and not begin:
+            begin, stopping, end = when, 0.0, 0.0
+        elif begin:
+            end = max(end, when)
+    finish()
+    return seconds[-EARLIER:]
+
+
+def starts(unit: str, since: float) -> int:
+    """How often systemd started a unit since then, by the journal; -1 where that holds nothing of systemd."""
+    with contextlib.suppress(Failed, OSError):  # an older journalctl has no --sync: the message is there in a moment
+        run("journalctl", "--sync")
+    if not _journal("--lines=1", "_PID=1"):
+        return -1
+    return sum(word == "started" for _, word in events(unit, since))
+
+
 # --- hiding
 
 
 def hidden(text: str, salt: str) -> str:
     """A stand-in that is equal for equal texts and tells nothing else."""
-    return "sha256:" + sha256(f"{salt}\0{text}".encode())[:32]
+    return HIDDEN + sha256(f"{salt}\0{text}".encode())[:32]
 
 
 def redacted_lines(text: str, salt: str) -> List[str]:
@@ -205,25 +331,28 @@ def redacted_command(command: List[str], salt: str) -> List[str]:
 
 
 def snapshot(settings: Json, salt: str) -> Json:
-    """Everything that a restore has to bring back, hidden where needed."""
+    """Everything that a restore has to bring back, hidden where needed; the probe's own drop-in is left out of it."""
     unit = settings["unit"]
     facts = show(unit, [*SHOWN, "MainPID", "DropInPaths"])
     pid = int(facts.pop("MainPID", "0"))
     dropins = [path for path in facts.pop("DropInPaths", "").split() if Path(path).name != DROPIN]
     facts = {name: PER_RUN.sub("", value) for name, value in facts.items()}
-    command = process_command(pid)
+    command, variables = process_command(pid), process_environment(pid)
     paths = [*settings.get("config_paths", []), *filter(None, [config_path(command)])]
-    found = engine(settings["python"])
+    found = engine(settings["python"], variables.get("PYTHONPATH", ""))
+    plugins = {name: value for name, value in [("SGLANG_PLUGINS", variables.get("SGLANG_PLUGINS"))] if value}
+    plugins.update(found.pop("plugins", {}))
     if "package" in found:
         found.update(tree(Path(found["package"])))
     return {
-        "unit": redacted_lines(run("systemctl", "cat", unit), salt),
+        "unit": redacted_lines(_unit_without_dropin(unit), salt),
         "drop-ins": {path: file_sha256(Path(path)) for path in dropins},
         "settings": {name: hidden(value, salt) if SECRET.search(value) else value for name, value in facts.items()},
         "command line": redacted_command(command, salt),
-        "environment": {name: hidden(value, salt) for name, value in process_environment(pid).items()},
+        "environment": {name: hidden(value, salt) for name, value in variables.items()},
         "launch configuration": {path: file_sha256(Path(path)) for path in sorted(set(paths))},
         "engine": found,
+        "plugins": plugins,
     }
 
 
@@ -246,25 +375,67 @@ def _numbered(lines: Any) -> Dict[str, Any]:
     return {f"line {number}": line for number, line in enumerate(lines or [], 1)}
 
 
+def other_changes(before: Json, after: Json, graphs_off: bool) -> List[Json]:
+    """Differences between the baseline and the service with the probe that the probe itself does not bring."""
+    return [item for item in differences(before, after) if not _brought(item, graphs_off)]
+
+
+def _brought(item: Json, graphs_off: bool) -> bool:
+    """Whether a difference is one of the probe's own: something added, and nothing of what was there taken away."""
+    part, name, one, other = (item[key] for key in ("part", "item", "before", "after"))
+    if part == "environment":
+        return name.startswith("PIVOT_PROBE_") or name in ("PYTHONPATH", "SGLANG_PLUGINS")
+    if part == "plugins":
+        named = name == "SGLANG_PLUGINS" and one is not None
+        return _names(other) == _names(one) | {PLUGIN} if named else name == PLUGIN and one is None
+    if part == "command line":
+        return graphs_off and one is None and other == GRAPH_OPTION
+    if part == "settings" and name in ("EnvironmentFiles", "ReadWritePaths"):
+        return (one or "").startswith(HIDDEN) or set((one or "").split()) <= set((other or "").split())
+    return part == "settings" and name == "ExecStart" and graphs_off
+
+
+def _names(text: Optional[str]) -> Set[str]:
+    return {name.strip() for name in (text or "").split(",") if name.strip()}
+
+
 # --- looking
 
 
 def dropin_path(unit: str) -> Path:
     """Where the probe's drop-in of a unit lies."""
-    return Path("/etc/systemd/system") / f"{unit}.d" / DROPIN
+    return UNITS / f"{unit}.d" / DROPIN
+
+
+def expiry_name(unit: str) -> str:
+    """The name, without suffix, of the timer and the service that end the probe of a unit."""
+    return "pivot-probe-" + unit.rpartition(".")[0].replace("@", "-")
+
+
+def expiry_paths(unit: str) -> Dict[str, Path]:
+    """Where these two lie: "timer" and "service"."""
+    return {kind: UNITS / f"{expiry_name(unit)}.{kind}" for kind in ("timer", "service")}
 
 
 def look(settings: Json) -> Json:
     """The facts that the decision needs; changes nothing."""
     unit, root, records = settings["unit"], Path(settings["root"]), Path(settings["records"])
-    facts = show(unit, ["ActiveState", "LoadState", "MainPID", "Type"])
+    facts = show(unit, ["ActiveState", "LoadState", "MainPID", "NeedDaemonReload", "Type"])
     pid = int(facts.get("MainPID", "0"))
     loaded = facts.get("LoadState") == "loaded"
     variables = process_environment(pid) if pid else {}
+    timer = expiry_name(unit) + ".timer"
+    found = engine(settings["python"])
+    if "package" in found:
+        found["hooks"] = {name: defined(Path(found["package"]), name) for name in settings.get("targets", [])}
     return {
+        "now": utc(time.time()),
+        "interpreter": sys.executable or "/usr/bin/python3",
         "unit": {
             "loaded": loaded,
             "active": facts.get("ActiveState", "unknown"),
+            "stale": facts.get("NeedDaemonReload") == "yes",
+            "restarts": restart_seconds(events(unit)) if loaded else [],
             "pid": pid,
             "exec_start": exec_start(_unit_without_dropin(unit)) if loaded else {"error": "no such unit"},
             **_owner(Path(f"/proc/{pid}") if pid else None),
@@ -273,17 +444,22 @@ def look(settings: Json) -> Json:
             "plugins": variables.get("SGLANG_PLUGINS"),
             "pythonpath": variables.get("PYTHONPATH"),
             "records": variables.get("PIVOT_PROBE_DIR"),
+            "until": variables.get("PIVOT_PROBE_UNTIL"),
+            "simulated": {name: value for name, value in variables.items() if name.startswith("SGLANG_SIMULATE_")},
         },
-        "engine": engine(settings["python"]),
+        "engine": found,
         "installed": {
             "root": root.is_dir(),
             "files": _files(root),
             "dropin": file_sha256(dropin_path(unit)),
+            "expiry": {kind: file_sha256(path) for kind, path in expiry_paths(unit).items()},
+            "timer": show(timer, ["ActiveState"]).get("ActiveState") == "active",
             "script": Path(settings["state"]).with_name(SCRIPT).exists(),
         },
         "records": {
             "exists": records.is_dir(),
             "files": len(list(records.glob("*.jsonl"))),
+            "free": _free(records),
             **_owner(records if records.is_dir() else None),
         },
         "state": _public_state(Path(settings["state"])),
@@ -298,7 +474,12 @@ def _unit_without_dropin(unit: str) -> str:
             own = line.endswith(f"/{DROPIN}")
         if not own:
             text.append(line)
-    return "\n".join(text)
+    return "\n".join(text).rstrip("\n")
+
+
+def _free(path: Path) -> int:
+    """Bytes that are free where a directory lies or would be made."""
+    return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
 
 def _owner(path: Optional[Path]) -> Json:
@@ -337,6 +518,16 @@ def read_state(path: Path) -> Optional[Json]:
     return state
 
 
+def utc(moment: float) -> str:
+    """A unix time as ``2026-11-29T20:00:00Z``."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+
+def moment(text: str) -> float:
+    """The inverse of `utc`."""
+    return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
+
+
 def write_state(path: Path, state: Json) -> None:
     """Replace the state file in one step, readable by root alone."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -354,39 +545,80 @@ def _public_state(path: Path) -> Json:
     state = read_state(path)
     if state is None:
         return {"phase": "off"}
-    return {name: state[name] for name in ("phase", "since", "plugins", "pythonpath")}
+    return {name: state[name] for name in PUBLIC}
 
 
 def begin(settings: Json) -> Json:
-    """Record the baseline unless there is one, then lay out the probe's files, which come as JSON on stdin."""
-    files = json.load(sys.stdin)
-    path, records = Path(settings["state"]), Path(settings["records"])
-    facts = look(settings)
-    if read_state(path) is None:
+    """Record the baseline unless there is one, set the timer, then lay out the probe's files.
+
+    On stdin {"files": the probe's, "units": {"timer", "service"}: what ends it, "asked": answers without the probe}.
+    """
+    given = json.load(sys.stdin)
+    path, records, unit = Path(settings["state"]), Path(settings["records"]), settings["unit"]
+    facts, state = look(settings), read_state(path)
+    session = {name: settings[name] for name in ("until", "expiry", "expiry_restart")}
+    session.update(settings={name: settings[name] for name in KEPT}, timer=expiry_name(unit) + ".timer", expired=None)
+    if state is None:
         salt = secrets.token_hex(16)
-        names = ("unit", "python", "root", "records", "state", "config_paths", "ready_url", "ready_timeout")
-        write_state(
-            path,
-            {
-                "format": FORMAT,
-                "phase": "begun",
-                "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "plugins": facts["process"]["plugins"],
-                "pythonpath": facts["process"]["pythonpath"],
-                "active": facts["unit"]["active"] == "active",
-                "dropin_directory": dropin_path(settings["unit"]).parent.is_dir(),
-                "salt": salt,
-                "settings": {name: settings[name] for name in names},
-                "baseline": snapshot(settings, salt),
-            },
-        )
+        state = {
+            "format": FORMAT,
+            "phase": "begun",
+            "since": utc(time.time()),
+            "plugins": facts["process"]["plugins"],
+            "pythonpath": facts["process"]["pythonpath"],
+            "active": facts["unit"]["active"] == "active",
+            "dropin_directory": dropin_path(unit).parent.is_dir(),
+            "asked": given.get("asked") or None,
+            "salt": salt,
+            "baseline": snapshot(settings, salt),
+        }
+        write_state(path, {**state, **session})
         _set_aside(records)
-    _make_directory(dropin_path(settings["unit"]).parent, 0o755)
+    elif any(state.get(name) != value for name, value in session.items()):
+        write_state(path, {**state, **session, "phase": "begun"})
+    _set_timer(unit, given["units"])
+    _make_directory(dropin_path(unit).parent, 0o755)
     _make_directory(records, 0o750)
     if facts["unit"]["uid"] is not None:
         os.chown(records, facts["unit"]["uid"], facts["unit"]["gid"])
-    _lay_out(Path(settings["root"]), files)
+    _lay_out(Path(settings["root"]), given["files"])
     return {"changed": True}
+
+
+def _set_timer(unit: str, texts: Dict[str, str]) -> None:
+    """Write and start what ends the probe, also after a reboot and without a controller."""
+    for kind, path in expiry_paths(unit).items():
+        fresh = path.with_suffix(path.suffix + ".new")  # systemd reads no file of that name
+        fresh.write_text(texts[kind], encoding="utf-8")
+        fresh.chmod(0o644)
+        fresh.replace(path)
+    run("systemctl", "daemon-reload")
+    run("systemctl", "enable", "--quiet", expiry_name(unit) + ".timer")
+    run("systemctl", "restart", expiry_name(unit) + ".timer")
+
+
+def _remove_timer(unit: str) -> None:
+    """Stop and remove what ends the probe; it may be this very process that the timer has started."""
+    timer, paths = expiry_name(unit) + ".timer", expiry_paths(unit)
+    if not _timer_left(unit):
+        return
+    with contextlib.suppress(Failed):  # its file is half-written or gone already
+        run("systemctl", "disable", "--quiet", "--now", timer)
+    for path in (*_timer_files(unit), STAMPS / f"stamp-{timer}"):
+        _remove(path)
+    run("systemctl", "daemon-reload")
+    with contextlib.suppress(Failed):  # it has not failed
+        run("systemctl", "reset-failed", timer, paths["service"].name)
+
+
+def _timer_files(unit: str) -> List[Path]:
+    paths = list(expiry_paths(unit).values())
+    link = UNITS / "timers.target.wants" / f"{expiry_name(unit)}.timer"
+    return [*paths, *(path.with_suffix(path.suffix + ".new") for path in paths), link]
+
+
+def _timer_left(unit: str) -> bool:
+    return any(path.exists() or path.is_symlink() for path in _timer_files(unit))
 
 
 def _make_directory(path: Path, mode: int) -> None:
@@ -411,7 +643,7 @@ def _lay_out(root: Path, files: Dict[str, str]) -> None:
 
 def _set_aside(records: Path) -> None:
     """Move records of an earlier session below `previous`, in place of those of the session before it."""
-    old = sorted(records.glob("*.jsonl"))
+    old = sorted(path for pattern in RECORDED for path in records.glob(pattern))
     if not old:
         return
     previous = records / "previous"
@@ -422,13 +654,16 @@ def _set_aside(records: Path) -> None:
 
 
 def switched_on(settings: Json) -> Json:
-    """Note that the service runs with the probe, once it does: it answers, and a process of it has begun to record."""
+    """Note that the service runs with the probe, once it does: it answers, and a process of it has begun to record.
+
+    Answers how often it was started since the baseline, and what else than the probe differs from that.
+    """
     path, unit, records = Path(settings["state"]), settings["unit"], Path(settings["records"])
     state = read_state(path)
     if state is None:
         raise Failed(f"{path} is gone: the baseline is lost, switch debugging off")
     seconds = float(settings.get("ready_timeout") or 600)
-    _wait(settings.get("ready_url") or "", seconds)
+    _wait(unit, settings.get("ready_url") or "", seconds)
     end = time.monotonic() + seconds
     while not any(records.glob("*.jsonl")):
         if show(unit, ["ActiveState"])["ActiveState"] not in ("active", "activating"):
@@ -440,7 +675,13 @@ def switched_on(settings: Json) -> Json:
         raise Failed(f"{unit} runs without PIVOT_PROBE_DIR: something of the unit's own overrides the drop-in")
     if state["phase"] != "on":
         write_state(path, {**state, "phase": "on"})
-    return {"changed": True}
+    dropin = dropin_path(unit).read_text(encoding="utf-8")
+    after = snapshot(state["settings"], state["salt"])
+    return {
+        "changed": True,
+        "starts": starts(unit, moment(state["since"])),
+        "others": other_changes(state["baseline"], after, "ExecStart=" in dropin),
+    }
 
 
 # --- restoring
@@ -449,16 +690,18 @@ def switched_on(settings: Json) -> Json:
 def restore(settings: Json) -> Json:
     """Take the probe away and prove that everything is as it was: {"differences": […]}, an empty list when it is.
 
-    May be interrupted and run again at any point: the state file goes last.
+    May be interrupted and run again at any point: the state file goes last. A service that is down, and ran at the
+    baseline, is started, unless "start" is false: then what only a running one shows is not compared.
     """
-    path = Path(settings["state"])
+    path, unit = Path(settings["state"]), settings["unit"]
     state = read_state(path)
-    unit = settings["unit"]
     if not _traces(settings):
         return {"changed": False, "restarted": False, "baseline": None, "compared": {}, "differences": []}
     _settle(unit, float(settings.get("ready_timeout") or 600))
-    if not settings.get("allow_restart", True) and _needs_restart(unit, state):
-        raise Failed(f"{unit} runs with the probe, and debug_probes_allow_restart is false: nothing was changed")
+    need = _need(unit, state)
+    if (need == "restart" or (need and settings.get("start", True))) and not settings.get("allow_restart", True):
+        what = "runs with the probe" if need == "restart" else "is down"
+        raise Failed(f"{unit} {what}, and debug_probes_allow_restart is false: nothing was changed")
     if state is not None:
         with contextlib.suppress(OSError):  # records that filled the disk must not keep the probe on
             write_state(path, {**state, "phase": "restoring"})
@@ -468,34 +711,66 @@ def restore(settings: Json) -> Json:
         with contextlib.suppress(OSError):  # other drop-ins came to lie there, or it was never made
             dropin.parent.rmdir()
     run("systemctl", "daemon-reload")
-    restarted = _needs_restart(unit, state)
+    need = _need(unit, state)
+    restarted = need == "restart" or (need == "start" and bool(settings.get("start", True)))
     if restarted:
         run("systemctl", "reset-failed", unit)
         run("systemctl", "restart", unit)
-        _wait(settings.get("ready_url") or "", float(settings.get("ready_timeout") or 600))
+        _wait(unit, settings.get("ready_url") or "", float(settings.get("ready_timeout") or 600))
     shutil.rmtree(root, ignore_errors=True)
     if root.exists():
         raise Failed(f"{root} could not be removed")
     if settings.get("remove_records"):
         shutil.rmtree(records, ignore_errors=True)
-    found = [] if state is None else differences(state["baseline"], snapshot(state["settings"], state["salt"]))
+    _remove_timer(unit)
+    return _proven(settings, state, restarted)
+
+
+def _proven(settings: Json, state: Optional[Json], restarted: bool) -> Json:
+    """Compare with the baseline, and forget it unless something differs: the last step of a restore."""
+    path, unit = Path(settings["state"]), settings["unit"]
+    before: Json = {} if state is None else dict(state["baseline"])
+    if state is not None and not int(show(unit, ["MainPID"]).get("MainPID", "0")):
+        before = {part: items for part, items in before.items() if part not in OF_THE_PROCESS}
+    found = [] if state is None else differences(before, snapshot(state["settings"], state["salt"]))
+    result = {
+        "changed": True,
+        "restarted": restarted,
+        "baseline": None if state is None else state["since"],
+        "starts": -1 if state is None else starts(unit, moment(state["since"])),
+        "compared": {part: _size(items) for part, items in before.items()},
+        "differences": found,
+    }
     if not found or settings.get("accept_differences"):
         for leftover in (path, path.with_suffix(".new"), path.with_name(SCRIPT)):
             _remove(leftover)
         with contextlib.suppress(OSError):  # the directory may hold what is not ours, or not exist
             path.parent.rmdir()
-    return {
-        "changed": True,
-        "restarted": restarted,
-        "baseline": None if state is None else state["since"],
-        "compared": {} if state is None else {part: _size(items) for part, items in state["baseline"].items()},
-        "differences": found,
-    }
+    return result
+
+
+def expire(settings: Json) -> Json:
+    """What the timer asks for: the restore. Without consent to a restart a running service is left as it is, with a
+    probe that has stopped recording by itself; one that is down is restored without being started."""
+    path, unit = Path(settings["state"]), settings["unit"]
+    state = read_state(path)
+    if state is None:  # switched off while this one waited for the lock
+        return {"changed": False}
+    consent = bool(state["expiry_restart"])
+    _settle(unit, float(settings.get("ready_timeout") or 600))
+    if _need(unit, state) == "restart" and not consent:
+        with contextlib.suppress(OSError):  # a full disk: the time of expiry stands in the state anyway
+            write_state(path, {**state, "expired": utc(time.time())})
+        text = f"recording has stopped; {unit} keeps the probe until debug-off, because a restart was not consented to"
+        return {"changed": False, "kept": text}
+    # somebody who stopped the service meanwhile has not asked for its start; one that failed was to run
+    start = consent and show(unit, ["ActiveState"]).get("ActiveState") != "inactive"
+    return restore({**settings, "allow_restart": consent, "start": start})
 
 
 def _size(items: Any) -> int:
     """How many things a part of the baseline holds: files of the engine, otherwise lines or names."""
-    return int(items["files"]) if "files" in items else len(items)
+    return int(items["files"]) if "sha256" in items else len(items)
 
 
 def _traces(settings: Json) -> bool:
@@ -503,7 +778,9 @@ def _traces(settings: Json) -> bool:
     left = (Path(settings["state"]), Path(settings["root"]), dropin_path(settings["unit"]))
     pid = int(show(settings["unit"], ["MainPID"]).get("MainPID", "0"))
     script = Path(settings["state"]).with_name(SCRIPT)
-    return any(path.exists() for path in (*left, script)) or "PIVOT_PROBE_DIR" in process_environment(pid)
+    if any(path.exists() for path in (*left, script)) or _timer_left(settings["unit"]):
+        return True
+    return "PIVOT_PROBE_DIR" in process_environment(pid)
 
 
 def _settle(unit: str, seconds: float) -> None:
@@ -515,16 +792,17 @@ def _settle(unit: str, seconds: float) -> None:
         time.sleep(0.5)
 
 
-def _needs_restart(unit: str, state: Optional[Json]) -> bool:
-    """Whether the probe still runs in the service, or the service died while it did."""
+def _need(unit: str, state: Optional[Json]) -> str:
+    """What a restore needs: "restart" where the probe runs, "start" where a service that ran is down, or no text."""
     facts = show(unit, ["ActiveState", "MainPID"])
     pid = int(facts.get("MainPID", "0"))
     if pid and "PIVOT_PROBE_DIR" in process_environment(pid):
-        return True
-    return facts.get("ActiveState") == "failed" and state is not None and bool(state["active"])
+        return "restart"
+    down = facts.get("ActiveState") in ("failed", "inactive")
+    return "start" if down and state is not None and state["active"] else ""
 
 
-def _wait(url: str, seconds: float) -> None:
+def _wait(unit: str, url: str, seconds: float) -> None:
     """Until the service answers 200; without a URL `systemctl restart` has waited already."""
     if not url:
         return
@@ -534,6 +812,8 @@ def _wait(url: str, seconds: float) -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the role checks it
             if answer.status == 200:
                 return
+        if show(unit, ["ActiveState"]).get("ActiveState") in ("failed", "inactive"):
+            raise Failed(f"{unit} ended after its restart: read its log (journalctl -u {unit})")
         if time.monotonic() > end:
             raise Failed(f"{url} did not answer 200 within {seconds:.0f} s of the restart")
         time.sleep(1)
@@ -556,18 +836,25 @@ def alone(verb: str) -> Iterator[None]:
         yield
 
 
+def _kept_settings() -> Optional[Json]:
+    """The settings in the state beside this file, None when there is no state."""
+    beside = Path(__file__).resolve().parent
+    found = [state for state in map(read_state, sorted(beside.glob("*.json"))) if state is not None]
+    return dict(found[0]["settings"]) if found else None
+
+
 def main() -> int:
     """Do what the argument asks; without one, restore what the state beside this file describes."""
-    verbs = {"look": look, "begin": begin, "on": switched_on, "restore": restore}
+    verbs = {"look": look, "begin": begin, "on": switched_on, "restore": restore, "expire": expire}
     try:
-        if len(sys.argv) > 1:
+        if sys.argv[1:] not in ([], ["expire"]):
             settings = json.loads(sys.argv[1])
         else:
-            state = read_state(Path(__file__).resolve().with_name("state.json"))
-            if state is None:
+            settings = _kept_settings()
+            if settings is None:
                 print(json.dumps({"changed": False}))
                 return 0
-            settings = {**state["settings"], "do": "restore"}
+            settings["do"] = "expire" if sys.argv[1:] else "restore"
         with alone(settings["do"]):
             result = verbs[settings["do"]](settings)
     except (Failed, OSError) as error:  # an OSError: a full disk, for example
