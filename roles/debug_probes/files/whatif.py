@@ -36,6 +36,7 @@ SCHEMA = "2"  # of the probe's tensors files
 CLASSES = ("LlamaForCausalLMEagle3",)
 PATIENCE = 10.0  # seconds until a file of states that is being written is there
 CHUNK = 256  # rows for which attention scores or logits exist at one time
+MOST_PRODUCTS = 2e13  # multiplications: some tens of seconds on a server's CPU
 SAMPLED = 256  # rows of the head that are compared with the target's
 LEGACY = {
     "midlayer": "layers.0",
@@ -250,6 +251,7 @@ class Drafter:
         self.norm_output = bool(self.config.get("norm_output"))
         self.depth = int(self.config.get("num_hidden_layers", 1))
         self.off: Tuple[str, ...] = ()
+        self.scales = [1.0] * self.count  # of fc's blocks; a repair changes them without a copy of the weights
 
     def _load(self, stored: Weights) -> Tuple[Weights, Optional[torch.Tensor], Optional[torch.Tensor], List[str]]:
         weights: Weights = {}
@@ -390,7 +392,8 @@ class Drafter:
             states = self.norm("input_norm.weight", torch.cat(list(states), -1)).split(wide, -1)
         if self.fc_norm:
             states = [self.norm(f"fc_norm.{index}.weight", state) for index, state in enumerate(states)]
-        total = sum(state @ block.T for state, block in zip(states, self.blocks(), strict=True))
+        parts = zip(states, self.blocks(), self.scales, strict=True)
+        total = sum((state @ block.T) * scale for state, block, scale in parts)
         assert isinstance(total, torch.Tensor)  # noqa: S101 - there is at least one block
         return total + self.weights["fc.bias"] if "fc.bias" in self.weights else total
 
@@ -594,14 +597,10 @@ def _yarn(
 FEEDS = ("shift", "shuffle", "skip_fc")  # changes to what the drafter is fed
 
 
-def _fc_order(drafter: Drafter, order: List[int]) -> None:
-    blocks = drafter.blocks()
-    drafter.weights["fc.weight"] = torch.cat([blocks[index] for index in order], 1)
-
-
 def _fc_scale(drafter: Drafter, factors: List[float]) -> None:
-    blocks = [block * factor for block, factor in zip(drafter.blocks(), factors, strict=True)]
-    drafter.weights["fc.weight"] = torch.cat(blocks, 1)
+    if len(factors) != drafter.count:
+        raise Failed(f"fc has {drafter.count} blocks, and {len(factors)} factors are given")
+    drafter.scales = list(factors)
 
 
 def _d2t(drafter: Drafter, source: str) -> None:
@@ -655,7 +654,6 @@ def _norm_output(drafter: Drafter, value: bool) -> None:
 
 
 REPAIRS: Dict[str, Callable[[Drafter, Any], None]] = {
-    "fc_order": _fc_order,
     "fc_scale": _fc_scale,
     "d2t": _d2t,
     "head": _head,
@@ -673,6 +671,8 @@ def nearest_rows(drafter: Drafter, rows: Optional[torch.Tensor] = None) -> torch
         raise Failed("the target's head is not there to be compared with the drafter's")
     own = drafter.weights["lm_head.weight"]
     own = own if rows is None else own[rows.to(own.device)]
+    if own.numel() * len(head) > MOST_PRODUCTS:
+        raise Failed("comparing every row of the drafter's head with every row of the target's takes too long here")
     unit = torch.nn.functional.normalize(head.to(drafter.device, torch.float32), dim=-1)
     return torch.cat([(part @ unit.T).argmax(-1).cpu() for part in own.split(CHUNK)])
 
@@ -1003,6 +1003,8 @@ def _shapes(tensors: Dict[str, torch.Tensor]) -> str:
 
 
 def _sample(asked: Json) -> Tuple[Sample, Target]:
+    if not asked.get("target"):
+        raise Failed("a sample can be compared only where the target's directory is known: set debug_probes_target")
     target = Target(Path(asked["target"]))
     width = target.config.get("hidden_size")
     if not width:
@@ -1107,7 +1109,8 @@ def evaluate(asked: Json) -> Json:
     device = str(asked.get("device") or "cpu")
     torch.set_num_threads(int(asked.get("threads") or 0) or os.cpu_count() or 1)
     steps, topk = int(asked.get("steps") or 3), int(asked.get("topk") or 1)
-    target = Target(Path(asked["target"]) if asked.get("target") else None)
+    place = Path(asked["target"]) if asked.get("target") else None
+    target = Target(place if place and place.is_dir() else None)
     drafter = Drafter(Path(asked["drafter"]), target, device)
     states = States(asked["tensors"], asked.get("since", ""), [entry["rid"] for entry in asked["sequences"]])
     assert states.layers is not None  # noqa: S101 - there is at least one file
@@ -1116,6 +1119,8 @@ def evaluate(asked: Json) -> Json:
     results: List[List[Json]] = [[] for _ in candidates]
     wide: List[List[Json]] = [[] for _ in candidates]
     notes, ids = list(drafter.notes), []
+    if place and not place.is_dir():
+        notes.append(f"the target is no directory of this host ({place}): its head is not tried in the drafter's place")
     embedding: Json = {}
     for entry in asked["sequences"]:
         try:
