@@ -23,7 +23,11 @@ there=/var/tmp/pivot-bench
 trap 'rm -f "$said"; "${ssh[@]}" "$target" rm -rf $there' EXIT
 rsync --recursive --exclude __pycache__ --rsh "${ssh[*]}" lab/models/ "$target:$there/"
 "${ssh[@]}" "$target" $python $there/bench.py --python $python "$@"
+logs=0
+echo "bundles of logs"
+python scripts/bench_logs.py --transfer 1024 || logs=1
 if [[ $slow == 1 ]]; then
     echo "preflight took longer than $limit s; what else was this machine doing?" >&2
     exit 1
 fi
+exit $logs

@@ -95,9 +95,13 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ),
     (("AKIA", "ASIA"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), "{}"),
     (("eyJ",), re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"), "{}"),
-    (("PVE",), re.compile(r"(?<=PVEAPIToken=)[^\s\"'\\<]+"), "{}"),
-    (("PVE",), re.compile(r"(?<=PVEAuthCookie=)[^\s\"'\\;<]+"), "{}"),
-    (("PVE",), re.compile(r"\bPVE:[^\s:\"']+@\w+:[0-9A-F]{8}::[A-Za-z0-9+/=]+"), "{}"),
+    (
+        ("PVE",),
+        re.compile(
+            r"(PVEAPIToken=)[^\s\"'\\<]+|(PVEAuthCookie=)[^\s\"'\\;<]+|\bPVE:[^\s:\"']+@\w+:[0-9A-F]{8}::[A-Za-z0-9+/=]+"
+        ),
+        r"\g<1>\g<2>{}",
+    ),
     (("earer ", "EARER "), re.compile(r"(?i)(?<=\bbearer )(?![\"'<])[^\s\"'\\,]{6,}"), "{}"),
     (("asic ", "ASIC "), re.compile(r"(?i)(?<=\bbasic )[A-Za-z0-9+/]{8,}={0,2}"), "{}"),
     (("://",), re.compile(r"(://[^\s/:@\"'<>]*:)[^\s/@\"'<>]+(?=@)"), r"\g<1>{}"),
@@ -266,7 +270,7 @@ class Redactor:
 
     def _broken_lines(self, text: str) -> str:
         """Mask the two halves of a known secret that a writer's line limit has cut in two."""
-        if not self._long or len(text) < LONG_LINE:
+        if not self._long or not _has_long_line(text):
             return text
         lines = text.split("\n")
         for number in range(len(lines) - 1):
@@ -293,6 +297,12 @@ class Redactor:
             self._count(text[begin:end] != MASK, name)
             done = end
         return "".join([*pieces, text[done:]]) if pieces else text
+
+
+def _has_long_line(text: str) -> bool:
+    """Whether a line has LONG_LINE characters or more: it covers one of these pieces wholly. A shorter one may too."""
+    piece = LONG_LINE // 2
+    return any(text.find("\n", start, start + piece) < 0 for start in range(0, len(text) - piece, piece))
 
 
 def secret_spans(text: str) -> Iterator[tuple[int, int]]:
@@ -346,21 +356,23 @@ def _core_positions(text: str) -> list[int]:
             position = lowered.find(core, position + len(core))
     position = lowered.find("token")
     while position >= 0:
-        if not _counts_text(text, position):
+        # the words that serving logs are full of are passed over: "#new-token: 8", "token usage", "token/s", "tokens"
+        before, behind = lowered[position - 1 : position], lowered[position + 5 : position + 6]
+        if not (
+            behind in _BEHIND_TOKEN
+            or before == "#"
+            or (before == " " and behind == " " and lowered[position + 6 : position + 7].isalpha())
+            or (before == "-" and _counted(lowered, position))
+        ):
             hits.add(position)
         position = lowered.find("token", position + 5)
     return sorted(hits)
 
 
-def _counts_text(text: str, position: int) -> bool:
-    """Whether "token" there is one of the words that serving logs are full of: ``#new-token: 8``, ``token usage``."""
-    behind = text[position + 5 : position + 7]
-    if behind[:1] in _BEHIND_TOKEN:
-        return not (behind[1:] == "_" or behind[1:] == "-")
-    if text[position - 1 : position] == " ":
-        return behind[:1] == " " and behind[1:].isalpha()
-    hash_sign = text.rfind("#", max(0, position - 16), position)
-    return hash_sign >= 0 and f"x{text[hash_sign + 1 : position]}".replace("-", "").isalnum()
+def _counted(text: str, position: int) -> bool:
+    """Whether a name that ends there with a dash began with a ``#``: a number of tokens of text."""
+    begin = text.rfind("#", max(0, position - 16), position)
+    return begin >= 0 and text[begin + 1 : position].replace("-", "").isalnum()
 
 
 def _name_start(text: str, position: int) -> int:

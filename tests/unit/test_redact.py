@@ -220,3 +220,10 @@ def test_tokens_of_text_cost_no_time(line: str) -> None:
 )
 def test_tokens_of_trust_are_still_found(line: str) -> None:
     assert "abc" not in Redactor().text(line)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2000, 4095])
+def test_long_lines_are_seen_wherever_they_begin(before: int) -> None:
+    secret = "abcdefghijklmnop"
+    text = "y" * before + "\n" + "x" * 4096 + secret[:9] + "\n" + secret[9:] + " rest\n"
+    assert Redactor([secret]).text(text).endswith("x" + MASK + "\n" + MASK + " rest\n")

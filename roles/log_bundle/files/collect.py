@@ -68,6 +68,7 @@ class Sink:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         self.redactor = redactor
+        self.digest = hashlib.sha256()
         self.lines: list[str] = []
         self.pending = 0
         self.cuts: list[str] = []
@@ -102,13 +103,18 @@ class Sink:
         """Leave a mark in the text, and the note for the manifest, that something is left out here."""
         self.flush()
         self.cuts.append(note)
-        self.file.write(f"[cut: {note}]\n".encode())
+        self.put(f"[cut: {note}]\n".encode())
+
+    def put(self, raw: bytes) -> None:
+        """Write bytes as they are, into the hash too."""
+        self.file.write(raw)
+        self.digest.update(raw)
 
     def flush(self) -> None:
         """Mask and write what has come in so far."""
         if self.lines:
             text = self.redactor.text("".join(self.lines))
-            self.file.write(text.encode("utf-8", "surrogateescape"))
+            self.put(text.encode("utf-8", "surrogateescape"))
             self.lines, self.pending = [], 0
 
     def close(self) -> None:
@@ -306,7 +312,7 @@ class Collector:
             name,
             source,
             bytes=size,
-            sha256=sha256(path),
+            sha256=sink.digest.hexdigest(),
             truncated=bool(sink.cuts),
             reason="; ".join([*sink.cuts, *([self.redactor.text(note)] if note else [])]),
             masked=self.redactor.masked - before,
