@@ -28,7 +28,7 @@ COMMON = ("null", "zero", "full", "random", "urandom", "tty")
 SOCKET_TARGET = "/var/lib/pivot-lab-node"  # not below /run, which systemd covers with its own tmpfs
 MOTD = """This is the container that stands for the Proxmox node in Pivot's lab. It is no Proxmox VE.
 /dev/nvidia0, /dev/nvidiactl and /dev/nvidia-uvm are stand-ins without a driver behind them.
-`pct` answers list, status, config and exec from the lab's API; everything else is refused.
+`pct` answers list, status, config, set and exec from the lab's API; everything else is refused.
 """
 
 

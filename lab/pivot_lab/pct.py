@@ -1,10 +1,11 @@
-"""What the node's `pct` gets as an answer: list, status, config and exec from the API's state."""
+"""What the node's `pct` gets as an answer: list, status, config, set and exec on the API's state."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from pivot_lab.api import LabPve
     from pivot_lab.containers import Containers
 
-VERBS = ("list", "status", "config", "exec")
+LOG = logging.getLogger("pivot_lab.pct")
+VERBS = ("list", "status", "config", "set", "exec")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,24 @@ async def _about_one(pve: LabPve, containers: Containers, verb: str, rest: list[
         config: dict[str, Any] = await pve._lxc_config_get("root@pam", {"node": NODE, "vmid": ct.vmid})
         lines = [f"{key}: {str(value).rstrip()}" for key, value in sorted(config.items()) if key != "digest"]
         return Answer(0, ("\n".join(lines) + "\n").encode())
+    if verb == "set":
+        return await _set(pve, ct, rest[1:])
     return await _exec(containers, ct, rest)
+
+
+async def _set(pve: LabPve, ct: Any, options: list[str]) -> Answer:
+    """`pct set` is root's own: it may what root@pam's ticket may."""
+    keys = [option.removeprefix("--") for option in options[::2]]
+    if not options or len(options) % 2 or any(not option.startswith("--") for option in options[::2]):
+        return _fail("pct: usage: pct set <vmid> --<key> <value> ...")
+    values: dict[str, Any] = dict(zip(keys, options[1::2], strict=True))
+    try:
+        await pve._lxc_config_put("root@pam", {"node": NODE, "vmid": ct.vmid, **values})
+    except PveError as error:
+        details = "".join(f"{key}: {' '.join(text.split())}\n" for key, text in (error.errors or {}).items())
+        return _fail(details.rstrip() or error.message.rstrip())
+    LOG.info("pct set %d %s", ct.vmid, " ".join(keys))
+    return Answer(0)
 
 
 async def _exec(containers: Containers, ct: Any, rest: list[str]) -> Answer:

@@ -295,7 +295,7 @@ def test_destroy_leaves_nothing(lab: Any, guest: int) -> None:
 # ---------------------------------------------------------------- the node
 
 
-def test_pct_answers_four_verbs_and_refuses_the_rest(lab: Any, api: Api) -> None:
+def test_pct_answers_five_verbs_and_refuses_the_rest(lab: Any, api: Api) -> None:
     node = Api(lab).facts["lab_addresses"]["pve1"]
     assert lab.ssh(node, "pct list").stdout == "VMID       Status     Lock         Name                \n"
     missing = lab.ssh(node, "pct status 999")
@@ -303,8 +303,10 @@ def test_pct_answers_four_verbs_and_refuses_the_rest(lab: Any, api: Api) -> None
     refused = lab.ssh(node, "pct destroy 101")
     assert refused.returncode == 255
     assert (
-        refused.stderr == "pct: the lab's stand-in knows list, status, config, exec; 'destroy' goes through the API\n"
+        refused.stderr
+        == "pct: the lab's stand-in knows list, status, config, set, exec; 'destroy' goes through the API\n"
     )
+    assert lab.ssh(node, "pct set 999 --memory 1").returncode == 2
     assert lab.ssh(node, "pct exec").stderr == "pct: usage: pct exec <vmid> -- <command>\n"
 
 
