@@ -2,10 +2,16 @@
 
 import json
 import re
+import shlex
 import socket
+import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+
+from pivot import launch
 
 KEY = "molecule-not-a-secret"
 
@@ -82,3 +88,67 @@ def test_it_was_started_with_what_lies_on_disk(host: Any, service: Any) -> None:
     started = json.loads(host.file("/run/llm/started.json").content_string)
     for path in ("/etc/llm/launch.yaml", "/etc/llm/environment", "/etc/systemd/system/llm.service"):
         assert started[path] == host.file(path).sha256sum
+
+
+HARD = yaml.safe_load(Path(__file__).with_name("files").joinpath("hard.yml").read_text())
+
+
+def test_hard_values_arrive_in_the_environment_as_they_were_written(host: Any, pid: str) -> None:
+    code = "import json, sys; print(json.dumps(open(f'/proc/{sys.argv[1]}/environ').read().split(chr(0))))"
+    pairs = json.loads(host.check_output(f"python3 -I -c {shlex.quote(code)} {pid}"))
+    environment = dict(pair.split("=", 1) for pair in pairs if pair)
+    assert {name: environment.get(name) for name in HARD["environment"]} == HARD["environment"]
+
+
+def test_hard_values_arrive_in_the_server_as_they_were_written(host: Any, service: Any) -> None:
+    address = host.check_output("hostname -I").split()[0]
+    request = urllib.request.Request(f"http://{address}:31000/server_info")
+    request.add_header("Authorization", f"Bearer {KEY}")
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+        info = json.load(answer)
+    assert info["served_model_name"] == HARD["flags"]["served-model-name"]
+    assert info["model_loader_extra_config"] == '{"enable_multithread_load": true, "num_threads": 2}'
+
+
+def test_systemd_makes_the_wanted_words_and_variables_of_a_unit(host: Any) -> None:
+    """The renderers against the systemd of this container, with more than one server can be given."""
+    words = [
+        "a b",
+        "%h%%",
+        "$HOME",
+        "${HOME}",
+        "$$",
+        ";",
+        "\\",
+        "a\\nb",
+        "it's",
+        'say "x"',
+        "#1",
+        "é",
+        "a\tb",
+        "",
+        "*?",
+        "=",
+        "@!+-:",
+    ]
+    variables = {f"HARD_{index}": word for index, word in enumerate(words)} | HARD["environment"]
+    code = (
+        "import json, os, sys; names = json.load(open('/run/hard.json')); "
+        "print(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in names}]))"
+    )
+    unit = (
+        "[Service]\nType=oneshot\nEnvironmentFile=/run/hard.env\nStandardOutput=file:/run/hard.out\n"
+        f"ExecStart={launch.unit_words(['/usr/bin/python3', '-c', code, *words])}\n"
+    )
+    files = {
+        "/run/hard.env": launch.environment_text(variables),
+        "/run/hard.json": json.dumps(list(variables)),
+        "/run/systemd/system/hard.service": unit,
+    }
+    for path, text in files.items():
+        host.check_output(f"printf %s {shlex.quote(text)} >{path}")
+    host.check_output("systemctl daemon-reload && systemctl start hard")
+    arguments, environment = json.loads(host.file("/run/hard.out").content_string)
+    host.check_output("rm /run/hard.* /run/systemd/system/hard.service && systemctl daemon-reload")
+    assert arguments == words
+    assert environment == variables
