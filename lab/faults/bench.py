@@ -13,6 +13,7 @@ import dataclasses
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -382,6 +383,8 @@ def bench(arguments: argparse.Namespace, scratch: Path) -> int:
 def main() -> int:
     """Command line entry."""
     arguments = parse()
+    # an end from outside, too, ends the server and removes what lies in the container
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as temporary:
         scratch = arguments.keep or Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
