@@ -8,9 +8,9 @@ from typing import Any
 from pivot import training
 
 
-def pivot_training_wirings(matched: Mapping[str, Any], count: int) -> dict[str, list[int]]:
-    """What the sample was trained on, as a layer choice to evaluate; empty when it cannot be told. count: of states."""
-    found = training.suggested(matched, count)
+def pivot_training_wirings(matched: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What the sample was trained on, as a layer choice to evaluate; empty when it cannot be told."""
+    found = training.suggested(matched)
     return {"training sample": found} if found else {}
 
 

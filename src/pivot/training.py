@@ -172,8 +172,8 @@ def _used(comparison: Comparison) -> tuple[Stored, ...]:
     return trained_on(comparison.stored, max(len(comparison.served), 1))
 
 
-def suggested(matched: Json, count: int) -> list[int] | None:
-    """What the sample was trained on, as layer inputs, to be evaluated as a wiring; None when it cannot be told."""
+def suggested(matched: Json, count: int = 3) -> list[int] | None:
+    """What a drafter with `count` slices was trained on by the sample, as a wiring to evaluate; None when not known."""
     used = trained_on(stored_of(matched), count)
     layers = [one.layer for one in used if one.layer is not None]
     return layers if used and len(layers) == len(used) else None
