@@ -79,6 +79,21 @@ def test_the_first_bundle_says_what_is_needed() -> None:
     assert "max-total-tokens: 4096" in text(first, "config/etc/talker/launch.yaml")
 
 
+def test_the_first_bundle_shows_processes_and_answers() -> None:
+    (process,) = json.loads(text(BUNDLES[0], "processes.json"))
+    assert (process["name"], process["parent"]) == ("python3", 1)
+    assert process["state"] in "RS"
+    answers = {one["path"]: one["status"] for one in json.loads(text(BUNDLES[0], "answers.json"))}
+    assert answers == {"/health": 200, "/model_info": 200, "/server_info": 200, "/metrics": 200}
+
+
+def test_a_bundle_explains_itself_and_the_run_has_a_table(bundle: Path) -> None:
+    assert text(bundle, "diagnosis.txt").startswith("instance  talker.service  ")
+    assert "instance" in text(bundle.parent, "summary.txt")
+    assert manifest(bundle)["run"] == bundle.parent.name
+    assert sum(manifest(bundle)["masked_as"].values()) == manifest(bundle)["masked"] > 0
+
+
 def test_files_are_as_the_manifest_says(bundle: Path) -> None:
     entries = {entry["name"]: entry for entry in manifest(bundle)["files"]}
     files = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()} - {"manifest.json"}

@@ -314,7 +314,10 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     "exited": _kind("process exited, code", r"[Mm]ain process exited, code=(\w+), status=(\S+)"),
     "failed": _kind("Failed with result", r"Failed with result '([\w-]+)'"),
     "gave-up": _kind("repeated too quickly|start-limit-hit", r"repeated too quickly|start-limit-hit"),
-    "start-timeout": _kind("operation timed out", r"[Ss]tart(?:-post)? operation timed out"),
+    "start-timeout": _kind(
+        "operation timed out|no token was generated",
+        r"[Ss]tart(?:-post)? operation timed out|no token was generated within [\d.]+ s",  # systemd; Pivot's start guard
+    ),
     "restart": _kind("restart counter", r"Scheduled restart job, restart counter is at (\d+)"),
     "left-behind": _kind("left-over process", r"[Ff]ound left-over process (\d+)"),
 }

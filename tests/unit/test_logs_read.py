@@ -170,6 +170,7 @@ def test_a_server_without_drafter_has_speed_but_no_acceptance() -> None:
         ("sglang.service: Main process exited, code=killed, status=9/KILL", "exited", ("killed", "9/KILL")),
         ("sglang.service: Failed with result 'oom-kill'.", "failed", ("oom-kill",)),
         ("sglang.service: Scheduled restart job, restart counter is at 7.", "restart", ("7",)),
+        ("2026-11-29T21:06:15+0000 h sglang[9]: no token was generated within 240 s", "start-timeout", ()),
         ("sglang.service: Start request repeated too quickly.", "gave-up", ()),
         ("sglang.service: Found left-over process 4711 (sglang::schedul) in control group", "left-behind", ("4711",)),
     ],
