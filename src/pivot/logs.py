@@ -316,7 +316,8 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     "gave-up": _kind("repeated too quickly|start-limit-hit", r"repeated too quickly|start-limit-hit"),
     "start-timeout": _kind(
         "operation timed out|no token was generated",
-        r"[Ss]tart(?:-post)? operation timed out|no token was generated within [\d.]+ s",  # systemd; Pivot's start guard
+        # by systemd, or by the guard of Pivot's unit
+        r"[Ss]tart(?:-post)? operation timed out|no token was generated within [\d.]+ s",
     ),
     "restart": _kind("restart counter", r"Scheduled restart job, restart counter is at (\d+)"),
     "left-behind": _kind("left-over process", r"[Ff]ound left-over process (\d+)"),
