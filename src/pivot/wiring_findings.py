@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pivot.findings import Finding, Severity
 from pivot.layers import default_layers, ids_for
-from pivot.matching import MOVED, OLD, ROUND, SCALE, ZERO
+from pivot.matching import MOVED, OLD, ROUND, SAME, SCALE, ZERO
 from pivot.records import SCHEMA, Recording
 
 if TYPE_CHECKING:
@@ -104,16 +104,16 @@ def _missing_hooks(recordings: Sequence[Recording]) -> str:
 
 
 def of_wiring(wiring: Wiring) -> Iterator[Finding]:
-    """What the comparison proves to be wrong, from the first point at which it is."""
+    """What the comparison proves to be wrong: what reaches `fc` instead, then where on the way that happens."""
     if wiring.given and not wiring.slices:
         yield _bypassed(wiring)
-    yield from _on_the_way(wiring)
     yield from _asked(wiring)
     for piece in wiring.slices:
         finding = _slice(piece)
         if finding is not None:
             yield finding
     yield from _layers(wiring)
+    yield from _on_the_way(wiring)
     for step, what, times in wiring.drafts:
         if what != OWN_STATE:
             message = f"draft step {step} consumed {what} {times} times, where the drafter's own state belongs"
@@ -139,22 +139,25 @@ def _bypassed(wiring: Wiring) -> Finding:
 
 
 def _on_the_way(wiring: Wiring) -> Iterator[Finding]:
-    """States that are changed between two points."""
+    """States that are changed between two points; a warning where that is only rounding."""
+    pieces = wiring.slices
+    rounded = bool(pieces) and all(piece.match is not None and piece.match.kind in (SAME, ROUND) for piece in pieces)
+    severity = WARNING if rounded and ROUND in {piece.match.kind for piece in pieces if piece.match} else ERROR
     if wiring.captured.compared and not wiring.captured.same:
         message = (
             f"what the target kept is not the inputs of layers {list(wiring.capture or ())}, which it was told to "
             f"keep: {wiring.captured} forwards"
         )
         fix = f"the target's own capture is wrong: {INTERFERES}"
-        yield _finding("WIRE-CAPTURED", ERROR, "capture", message, fix)
+        yield _finding("WIRE-CAPTURED", severity, "capture", message, fix)
     if wiring.packed.compared and not wiring.packed.same:
         message = f"what the logits processor packs is not what the target captured: {wiring.packed} forwards"
         fix = "the engine loses or reorders states between the two; compare its version with a known good one"
-        yield _finding("WIRE-PACKED", ERROR, "hand-over", message, fix)
+        yield _finding("WIRE-PACKED", severity, "hand-over", message, fix)
     if wiring.fed.compared and not wiring.fed.same:
         message = f"what fc is fed is not what was packed for it: {wiring.fed} calls"
         fix = "the engine changes the states on their way to the drafter; compare its version with a known good one"
-        yield _finding("WIRE-FED", ERROR, "hand-over", message, fix)
+        yield _finding("WIRE-FED", severity, "hand-over", message, fix)
 
 
 def _asked(wiring: Wiring) -> Iterator[Finding]:

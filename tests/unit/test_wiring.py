@@ -128,12 +128,12 @@ def test_the_order_of_the_expected_layers_is_the_packing_order() -> None:
 def test_rotated_slices_are_a_fault_of_order_not_of_ids() -> None:
     answer = wiring(calls([3, 4, 5], [4, 5, 3]), expected=[3, 4, 5])
     assert answer.layers == (4, 5, 3)
-    assert codes(answer) == ["WIRE-FED", "WIRE-ORDER"]
+    assert codes(answer) == ["WIRE-ORDER", "WIRE-FED"]
 
 
 def test_packing_that_exchanges_states_is_told_from_feeding_that_does() -> None:
     records = [header(), target(2, [3, 4]), handed("packed", 3, 2, [4, 3]), handed("fc", 4, 2, [4, 3])]
-    assert codes(wiring(records, expected=[3, 4])) == ["WIRE-PACKED", "WIRE-ORDER"]
+    assert codes(wiring(records, expected=[3, 4])) == ["WIRE-ORDER", "WIRE-PACKED"]
 
 
 def test_a_slice_that_is_no_recorded_state_is_said_to_be_unknown() -> None:
@@ -143,7 +143,7 @@ def test_a_slice_that_is_no_recorded_state_is_said_to_be_unknown() -> None:
             record["prints"][1] = printed(-1, -2)
     answer = wiring(records, expected=[3, 4, 5])
     assert answer.layers == (3, None, 5)
-    assert codes(answer) == ["WIRE-FED", "WIRE-UNKNOWN"]
+    assert codes(answer) == ["WIRE-UNKNOWN", "WIRE-FED"]
     assert "fc slice 1 = none of the recorded states, in 3 calls" in answer.text()
 
 
@@ -151,7 +151,7 @@ def test_a_slice_that_changes_its_layer_is_unstable() -> None:
     records = calls([3, 4], [3, 4])
     records[-1]["prints"][0] = state(2, records[-1]["target"])
     answer = wiring(records, expected=[3, 4])
-    assert codes(answer) == ["WIRE-FED", "WIRE-UNSTABLE"]
+    assert codes(answer) == ["WIRE-UNSTABLE", "WIRE-FED"]
     assert "input of layer 3 (output of layer 2) 2 times; input of layer 2 (output of layer 1) 1 times" in answer.text()
 
 
