@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .conftest import FIGURES, ROOT
+from .conftest import FIGURES, ROOT, existing
 
 PROMPTS = json.loads((ROOT / "lab/models/prompts.json").read_text())
 
@@ -24,16 +23,11 @@ def post(host, key, path, body):
         return json.load(answer)
 
 
-def containers(lab):
-    known = subprocess.run(["pivot-lab", "status"], check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    return [line for line in known.splitlines() if "infer1" in line]
-
-
 def test_check_mode_before_anything_exists(lab, controller):
     run = controller.play("deploy.yml", "--check", "--diff")
     assert run.status == "successful", run.output[-4000:]
     assert "hostname: infer1" in run.output
-    assert not containers(lab)
+    assert existing(lab) == {}
     for secret in lab["secrets"].values():
         assert secret not in run.output
 
@@ -215,15 +209,15 @@ def test_losing_the_layer_ids_shows_in_the_accept_length(deployed, controller):
 def test_a_killed_scheduler_comes_back(deployed, host):
     before = host.show("InvocationID")
     host.run("kill -9 $(pgrep -f sglang::scheduler | head -1)")
-    host.wait(f"[ $(systemctl show sglang -P InvocationID) != {before['InvocationID']} ]", 60)
-    host.wait("systemctl is-active --quiet sglang", 120)
+    host.wait(f"[ $(systemctl show sglang -P InvocationID) != {before['InvocationID']} ]", 180)
+    host.wait("systemctl is-active --quiet sglang", 300)
 
 
 def test_a_crash_loop_is_bounded(deployed, controller, host):
     host.run("mv /etc/sglang/launch.yaml /etc/sglang/launch.kept")
     host.run("echo 'model-path: /nowhere' >/etc/sglang/launch.yaml; chgrp sglang /etc/sglang/launch.yaml")
     host.run("systemctl restart --no-block sglang")
-    host.wait("systemctl show sglang -P Result | grep -q start-limit-hit || systemctl is-failed --quiet sglang", 240)
+    host.wait("systemctl show sglang -P Result | grep -q start-limit-hit || systemctl is-failed --quiet sglang", 600)
     assert int(host.show("NRestarts")["NRestarts"]) <= 4
     host.run("mv /etc/sglang/launch.kept /etc/sglang/launch.yaml; systemctl reset-failed sglang")
     run = controller.play()
