@@ -17,8 +17,11 @@ setup:  ## Debian packages and .venv, when missing or when the lock changed
 lab-up: setup  ## the lab: Proxmox API, node and network of this clone
 	@pivot-lab up
 
-lab-down:  ## remove every trace of this clone's lab
+lab-down:  ## remove every trace of this clone's lab, and of those that its tests left if they were killed
 	@if [ -x $(VENV)/bin/pivot-lab ]; then pivot-lab down; else echo "no lab: $(VENV) was never made"; fi
+	@for left in .cache/*/.lab; do \
+	  if [ -d "$$left" ]; then pivot-lab --root "$${left%/.lab}" --cache .cache down; fi; \
+	done
 
 deploy: lab-up  ## what is missing, the lab, and deploy.yml against it
 	@ansible-playbook deploy.yml
