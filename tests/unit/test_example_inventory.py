@@ -431,7 +431,7 @@ def test_an_unknown_profile_names_the_known_ones(filled):
     done = filled.play("playbooks/preflight.yml", sglang_server_nccl_profile="fast")
     assert done.returncode == 2
     words = " ".join((done.stdout + done.stderr).split())
-    assert "value of sglang_server_nccl_profile must be one of: none, latency, throughput, p2p-fallback, got: fast" in words
+    assert "sglang_server_nccl_profile must be one of: none, latency, throughput, p2p-fallback, got: fast" in words
 
 
 # The whole story reads it, without a lab
