@@ -1,6 +1,7 @@
 """The collector as it runs on a host, and what the controller makes of its files."""
 
 import hashlib
+import http.server
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -425,3 +427,51 @@ def test_a_bundle_holds_its_diagnosis_and_the_run_a_table(tmp_path: Path) -> Non
     assert table.splitlines()[3].split() == ["h", "serving", "3", "0.0", "0", "0"]
     assert "dead  no bundle: unreachable" in summary.write(final.parent, ["h", "dead"])
     assert summary.main([str(tmp_path / "none"), "h"]) == 1
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers as SGLang does without metrics, to those who have the key; /health never comes."""
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            time.sleep(3)
+        good = self.headers.get("Authorization") == f"Bearer {KEY}"
+        body = json.dumps({"api_key": KEY, "served": 1}).encode()
+        self.send_response(404 if self.path == "/metrics" else 200 if good else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("key", [KEY, "another"])
+def test_answers_are_asked_for_all_at_once(tmp_path: Path, key: str) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    launch = tmp_path / "launch.yaml"
+    launch.write_text(f"host: 127.0.0.1\nport: {server.server_address[1]}\napi-key: {key}\n")
+    argument = request(
+        tmp_path, names=("answers.json", "server_info.json", "metrics.txt", "config"), config_paths=[str(launch)]
+    )
+    script = (
+        COLLECT.read_text()
+        .replace("self.pid = int(", "self.pid = os.getpid() or int(")
+        .replace("ASK_SECONDS = 22", "ASK_SECONDS = 1")
+    )
+    argv = [sys.executable, "-I", "-", json.dumps(argument)]
+    done = subprocess.run(argv, input=bundle.collector(script), capture_output=True, text=True, check=True, timeout=60)
+    server.shutdown()
+    found = json.loads(done.stdout)
+    answers = {one["path"]: one for one in json.loads((Path(found["staging"]) / "answers.json").read_text())}
+    assert answers["/health"]["status"] is None
+    assert answers["/health"]["error"]
+    assert entry(found, "metrics.txt")["reason"].startswith("/metrics: Not Found")
+    assert not entry(found, "metrics.txt")["failed"]
+    if key == KEY:
+        text = (Path(found["staging"]) / "server_info.json").read_text()
+        assert json.loads(text) == {"api_key": MASK, "served": 1}
+    else:
+        assert answers["/server_info"]["status"] == 401
+        assert entry(found, "server_info.json")["failed"]

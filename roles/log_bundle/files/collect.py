@@ -386,11 +386,9 @@ class Collector:
         self.ask(row["what"][0])
         one = self.answers[path]
         if one["status"] != 200:
-            known = one["status"] is not None and one["status"] < 500
             said = one["error"] or f"answered {one['status']}"
-            raise MissingError(
-                f"{path}: {said} after {one['seconds']} s", failed=bool(self.pid) and known and row["required"]
-            )
+            refused = one["status"] in (400, 401, 403)  # 404: not switched on; no answer at all: answers.json says it
+            raise MissingError(f"{path}: {said} after {one['seconds']} s", failed=refused)
         raw = one["body"]
         with contextlib.suppress(ValueError):  # an answer that is no JSON is kept as it came
             raw = (json.dumps(json.loads(raw), indent=1) + "\n").encode()
