@@ -13,6 +13,10 @@ from typing import Final
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "bundle": ("pivot.bundles", "bundles of logs: list, show, compare, prune"),
     "check": ("pivot.check_command", "what preflight says about an inventory, without a play"),
+    "compare-training": (
+        "pivot.training",
+        "which layers a drafter was trained on, by a stored sample, and which it is fed",
+    ),
     "diagnose": ("pivot.diagnosis", "what a bundle of logs means: the state, and suspects in order"),
     "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
     "experiment": ("pivot.experiment", "the answer of playbooks/experiment.yml, or what two answers differ in"),
