@@ -541,6 +541,44 @@ def test_while_on_only_what_the_probe_brings_may_differ() -> None:
         assert (found["part"], found["item"], found["after"]) == (part, item, value)
 
 
+@pytest.mark.parametrize(
+    ("consent", "need", "active", "restored"),
+    [
+        (False, "restart", "active", None),  # it runs on, with a probe that has stopped recording
+        (True, "restart", "active", {"allow_restart": True, "start": True}),
+        (False, "start", "failed", {"allow_restart": False, "start": False}),
+        (True, "start", "failed", {"allow_restart": True, "start": True}),
+        # somebody has stopped it: it stays down
+        (True, "start", "inactive", {"allow_restart": True, "start": False}),
+        (False, "", "active", {"allow_restart": False, "start": False}),
+    ],
+)
+def test_at_expiry_a_restart_needs_consent_and_a_restore_does_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    consent: bool,
+    need: str,
+    active: str,
+    restored: dict[str, bool] | None,
+) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(probe_state, "_settle", lambda *_arguments: None)
+    monkeypatch.setattr(probe_state, "_need", lambda *_arguments: need)
+    monkeypatch.setattr(probe_state, "show", lambda *_arguments: {"ActiveState": active})
+    monkeypatch.setattr(probe_state, "restore", lambda settings: given.append(settings) or {"changed": True})
+    path = tmp_path / "state.json"
+    settings = {"unit": "llm.service", "state": str(path)}
+    assert probe_state.expire(settings) == {"changed": False}  # it was switched off meanwhile
+    probe_state.write_state(path, {"format": 2, "phase": "on", "expiry_restart": consent, "expired": None})
+    result = probe_state.expire(settings)
+    if restored is None:
+        assert given == []
+        assert "llm.service keeps the probe until debug-off" in result["kept"]
+        assert probe_state.read_state(path)["expired"]
+    else:
+        assert given == [{**settings, **restored}]
+
+
 def test_a_property_that_systemd_shows_several_times_keeps_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_state, "run", lambda *_command: "EnvironmentFiles=/a\nType=exec\nEnvironmentFiles=/b=c\n")
     assert probe_state.show("x", ["EnvironmentFiles", "Type"]) == {"EnvironmentFiles": "/a\n/b=c", "Type": "exec"}
