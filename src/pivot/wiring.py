@@ -60,15 +60,19 @@ class Slice:
         match = self.match
         return None if match is None else match.layer
 
+    @property
+    def what(self) -> str:
+        """What it is, in how many calls."""
+        if self.layer is not None:
+            return f"{layer_name(self.layer)}, {dict(self.layers)[self.layer]} calls"
+        if self.match is not None:
+            return f"{self.match}, in {self.calls} calls"
+        seen = "; ".join(f"{what} {count} times{f' in {mode}' if mode else ''}" for mode, what, count in self.modes)
+        return f"not always the same state in {self.calls} calls: {seen}"
+
     def __str__(self) -> str:
         """The line a person reads about this slice."""
-        name = f"fc slice {self.index}"
-        if self.layer is not None:
-            return f"{name} = {layer_name(self.layer)}, {dict(self.layers)[self.layer]} calls"
-        if self.match is not None:
-            return f"{name} = {self.match}, in {self.calls} calls"
-        seen = "; ".join(f"{what} {count} times{f' in {mode}' if mode else ''}" for mode, what, count in self.modes)
-        return f"{name} = not always the same state in {self.calls} calls: {seen}"
+        return f"fc slice {self.index} = {self.what}"
 
     def as_dict(self) -> dict[str, Any]:
         """The slice as plain values."""

@@ -183,7 +183,7 @@ def _default(wiring: Wiring) -> tuple[int, ...] | None:
 
 def _slice(piece: Slice) -> Finding | None:
     """What one slice is instead of a layer's input."""
-    match, subject, what = piece.match, f"fc slice {piece.index}", str(piece)
+    match, subject, what = piece.match, f"fc slice {piece.index}", f"it is {piece.what}"
     if piece.layer is not None:
         return None
     if match is None:
