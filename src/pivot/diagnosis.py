@@ -190,7 +190,9 @@ def _looping(facts: Facts) -> Verdict | None:
     counter = facts.properties.get("NRestarts", "")
     restarts = int(counter) if counter.isdigit() and len(counter) < 9 else 0
     serving = run is not None and run.ready is not None and not _broken(run) and _alive(facts)
-    if serving or not failed or (len(failed) < LOOP and restarts < LOOP and given_up is None):
+    # systemd's own starts; those of people, one after another, are no loop
+    again = max(restarts, sum(one.note("restart") is not None for one in failed))
+    if serving or not failed or (given_up is None and (again == 0 or max(again, len(failed)) < LOOP)):
         return None
     why, evidence = _why(failed[0])
     times = max(len(failed), restarts)

@@ -348,6 +348,11 @@ def test_a_loop_that_goes_on_while_the_bundle_is_taken(tmp_path: Path) -> None:
     assert found.verdict.state == State.LOOPING
 
 
+def test_failed_starts_of_people_are_no_loop(tmp_path: Path) -> None:
+    found = look(tmp_path, crash(1) + crash(2) + crash(3), properties=FAILED)
+    assert (found.verdict.state, codes(found)) == (State.CRASHED, ["DIAG-EXCEPTION"])
+
+
 def test_one_restart_that_worked_is_no_loop(tmp_path: Path) -> None:
     found = look(
         tmp_path, crash(1, counter=1) + start(2) + decode(29, count=3), properties={**RUNNING, "NRestarts": "1"}
