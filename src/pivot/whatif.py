@@ -164,7 +164,10 @@ class Figures:
         """This minus the other, over the prompts that both have."""
         pairs = [(self.by_prompt[name], other.by_prompt[name]) for name in self.by_prompt if name in other.by_prompt]
         apart = [one - two for one, two in pairs]
-        return Difference(self.length - other.length, mean_error(apart)[0], margin(apart))
+        mean = mean_error(apart)[0]
+        # the lengths over all prompts say something about each other only where they are of the same prompts
+        total = self.length - other.length if self.by_prompt.keys() == other.by_prompt.keys() else mean
+        return Difference(total, mean, margin(apart))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -370,12 +373,11 @@ def _serving(look: _Look) -> Iterator[Finding]:
     if look.served is None or look.reference is None:
         return
     difference = look.served.against(look.reference.figures)
-    tree = look.reference.at_most is not None
     if len(look.served.by_prompt) < 2:
         message = "predicted and served are compared on one prompt only, so nothing can be concluded from them"
         yield look.finding("WHATIF-FEW", Severity.WARNING, message, "ask more prompts: debug_probes_prompts")
-    above = look.served.length > (look.reference.at_most or look.reference.figures.length) + ACCURACY
-    if not difference.counts or (tree and difference.total > 0 and not above):
+    low, high = _bounds(look.reference)
+    if not difference.counts or low - ACCURACY <= look.served.length <= high + ACCURACY:
         return
     wiring = (
         f"the layers that reach fc ({numbers(look.reference.layers)})"
@@ -405,6 +407,14 @@ def _serving(look: _Look) -> Iterator[Finding]:
         )
     code = "WHATIF-SERVED-LESS" if difference.total < 0 else "WHATIF-SERVED-MORE"
     yield look.finding(code, Severity.ERROR, message, fix)
+
+
+def _bounds(row: Row) -> tuple[float, float]:
+    """Between which accept lengths an engine can be. A tree of drafts may accept more than the chain that is evaluated,
+    or less, where it spends its few tokens on width; the best first draft it always holds."""
+    if row.at_most is None:
+        return row.figures.length, row.figures.length
+    return 1 + row.figures.per_position[0], row.at_most
 
 
 def launch_reasons(flags: Json, environment: Json, *, below: bool) -> Iterator[tuple[str, str]]:

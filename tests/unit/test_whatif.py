@@ -159,17 +159,24 @@ def test_served_above_the_prediction_is_made_up():
     assert "accepts drafts that the target would not choose" in judge(GOOD, served=3.6, flags=flags).findings[0].message
 
 
-def test_a_tree_may_accept_more_than_a_chain():
+def test_a_tree_may_accept_more_than_a_chain_or_less_where_it_is_wide():
     tree = {**GOOD, "at_most": 3.4}
     assert codes(judge(tree, served=3.3)) == []
+    assert codes(judge(tree, served=2.0)) == []
     assert codes(judge(tree, served=3.8)) == ["WHATIF-SERVED-MORE"]
-    assert codes(judge(tree, served=1.8)) == ["WHATIF-SERVED-LESS"]
+    assert codes(judge(tree, served=1.5)) == ["WHATIF-SERVED-LESS"]
 
 
 def test_what_lies_within_the_evaluators_accuracy_or_the_spread_is_not_said():
     assert codes(judge(GOOD, served=2.8)) == []
     noisy = asked(2.5, spread=0.9)
     assert codes(judge(GOOD, served=noisy)) == []
+
+
+def test_prompts_that_were_not_evaluated_are_left_out_of_the_comparison():
+    record = asked(2.9)
+    record["prompts"].append({"id": "p5", "accept_length": 1.0})
+    assert codes(judge(GOOD, served={**record, "accept_length": 2.4})) == []
 
 
 def test_one_prompt_proves_nothing():
