@@ -22,9 +22,9 @@ def argv(flags: Mapping[str, Any], python: str, config: str) -> list[str]:
     return launch.argv(python, config, flags)
 
 
-def restart_finding(reasons: Sequence[str], subject: str) -> dict[str, str]:
-    """The refusal of a restart, as a dictionary."""
-    return drift.restart_finding(subject, reasons).as_dict()
+def restart_findings(reasons: Sequence[str], subject: str, allowed: bool) -> list[dict[str, str]]:
+    """The refusal of a restart, as dictionaries; none where it is allowed."""
+    return [finding.as_dict() for finding in drift.restart_findings(subject, reasons, allowed=allowed)]
 
 
 def space(free: Mapping[str, int], subject: str) -> list[dict[str, str]]:
@@ -66,7 +66,7 @@ class FilterModule:
             "pivot_launch_files": files,
             "pivot_launch_layer_ids": launch.configured_layer_ids,
             "pivot_launch_named": named,
-            "pivot_launch_restart_finding": restart_finding,
+            "pivot_launch_restart_findings": restart_findings,
             "pivot_launch_restart_reasons": drift.restart_reasons,
             "pivot_launch_scalar": launch.scalar,
             "pivot_launch_settings": launch.settings,

@@ -42,15 +42,19 @@ def restart_reasons(wanted: Mapping[str, Any], state: Mapping[str, Any]) -> list
     ]
 
 
-def restart_finding(subject: str, reasons: Sequence[str]) -> Finding:
-    """A restart that nobody consented to."""
-    return Finding(
-        "SERVER-RESTART-NEEDED",
-        Severity.ERROR,
-        subject,
-        "the running server differs from the wanted one and would have to be restarted: " + "; ".join(reasons),
-        "set sglang_server_allow_restart: true (or -e sglang_server_allow_restart=true) when it may be interrupted",
-    )
+def restart_findings(subject: str, reasons: Sequence[str], *, allowed: bool) -> list[Finding]:
+    """A restart that nobody consented to; none where there is no reason for one, or consent."""
+    if allowed or not reasons:
+        return []
+    return [
+        Finding(
+            "SERVER-RESTART-NEEDED",
+            Severity.ERROR,
+            subject,
+            "the running server differs from the wanted one and would have to be restarted: " + "; ".join(reasons),
+            "set sglang_server_allow_restart: true (or -e sglang_server_allow_restart=true) when it may be interrupted",
+        )
+    ]
 
 
 def check(

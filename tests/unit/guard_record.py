@@ -1,9 +1,9 @@
 """Which guards fire, and which stay silent, in which tests: recorded while the tests run.
 
 A guard is a code of `pivot.faults`. It fires in a test that makes a finding of that code. It is silent in a test that
-enters a function in which the code stands (itself, or in a table that the function reads) and makes no such finding:
-it was asked and had nothing to say. Where that function makes its finding whenever it is entered, those that call it
-decide and are looked at in its place. Subprocesses are not seen.
+enters a function in which the code stands (itself, or in a table that the function reads) and makes no such finding
+before it enters one again or ends: it was asked and had nothing to say. Where that function makes its finding whenever
+it is entered, those that call it decide and are looked at in its place. Subprocesses are not seen.
 """
 
 import ast
@@ -104,8 +104,7 @@ class Record:
         self.places = places(self.codes, [*source, *(root / "plugins").glob("*/*.py")])
         self.fired: Counter[str] = Counter()
         self._silent: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        self._said: set[str] = set()
-        self._asked: tuple[set[str], set[str]] = (set(), set())
+        self.begin()
 
     @property
     def silent(self) -> Counter[str]:
@@ -114,23 +113,29 @@ class Record:
         return Counter({code: own[code] or callers[code] for code in self.codes})
 
     def begin(self) -> None:
-        self._said, self._asked = set(), (set(), set())
+        self._said: set[str] = set()
+        # by own places and callers: codes that were asked and have not answered, and those that never did
+        self._asked: tuple[set[str], set[str]] = (set(), set())
+        self._unanswered: tuple[set[str], set[str]] = (set(), set())
 
     def end(self) -> None:
         self.fired.update(self._said & self.codes)
-        for counter, asked in zip(self._silent, self._asked, strict=True):
-            counter.update(asked - self._said)
+        for counter, asked, unanswered in zip(self._silent, self._asked, self._unanswered, strict=True):
+            counter.update(asked | unanswered)
 
     def said(self, code: str) -> None:
         self._said.add(code)
+        for asked in self._asked:
+            asked.discard(code)
 
     def entered(self, code: CodeType, _offset: int) -> object:
         place = (code.co_filename, code.co_firstlineno)
-        own, callers = self.places.own.get(place), self.places.callers.get(place)
-        if own is None and callers is None:
+        found = self.places.own.get(place), self.places.callers.get(place)
+        if found == (None, None):
             return sys.monitoring.DISABLE
-        self._asked[0].update(own or ())
-        self._asked[1].update(callers or ())
+        for codes, asked, unanswered in zip(found, self._asked, self._unanswered, strict=True):
+            unanswered.update(asked & (codes or set()))
+            asked.update(codes or ())
         return None
 
     def start(self) -> None:

@@ -100,9 +100,11 @@ def test_a_secret_is_never_in_a_reason():
 
 
 def test_a_restart_that_nobody_consented_to_names_its_reasons():
-    finding = drift.restart_finding("infer1", ["its port is 1", "its key is new"])
+    (finding,) = drift.restart_findings("infer1", ["its port is 1", "its key is new"], allowed=False)
     assert finding.code == "SERVER-RESTART-NEEDED"
     assert finding.message.endswith("restarted: its port is 1; its key is new")
+    assert drift.restart_findings("infer1", ["its port is 1"], allowed=True) == []
+    assert drift.restart_findings("infer1", [], allowed=False) == []
 
 
 # --- all differences

@@ -78,6 +78,12 @@ def test_a_guard_that_never_fires_and_one_that_is_never_silent_would_be_seen():
     record.said(code)
     record.end()
     assert (record.fired[code], record.silent[code]) == (1, 1)
+    record.begin()
+    record.entered(function, 0)  # with nothing to say, then again with something
+    record.entered(function, 0)
+    record.said(code)
+    record.end()
+    assert (record.fired[code], record.silent[code]) == (2, 2)
     assert not [sentence for sentence in record.unshown() if sentence.startswith(f"{code} ")]
     assert record.entered(places.__code__, 0) is sys.monitoring.DISABLE
 
