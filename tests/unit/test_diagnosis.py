@@ -433,6 +433,21 @@ def test_a_full_volume_that_nobody_has_met_yet(tmp_path: Path) -> None:
     assert [line.line for line in found.suspects[0].evidence] == [2]
 
 
+def test_a_full_volume_that_stops_even_what_comes_before_the_server(tmp_path: Path) -> None:
+    log = (
+        unit(5, "Starting sglang.service - SGLang server (h)...")
+        + "2026-11-29T10:05:01.000000+0000 h sglang[9]: Traceback (most recent call last):\n"
+        + "2026-11-29T10:05:01.000000+0000 h sglang[9]: OSError: [Errno 28] No space left on device: '/run/sglang/started.json.new'\n"
+        + unit(5, "sglang.service: Control process exited, code=exited, status=1/FAILURE", 1)
+        + unit(5, "sglang.service: Failed with result 'exit-code'.", 2)
+        + unit(5, "Failed to start sglang.service - SGLang server (h).", 2)
+    )
+    df = "Filesystem Type Size Used Avail Use% Mounted on\nfull tmpfs 4.0K 4.0K 0 100% /run/sglang\n"
+    found = look(tmp_path, log, properties={**FAILED, "Result": "exit-code"}, **{"system/df.txt": df})
+    assert (found.verdict.state, codes(found)) == (State.CRASHED, ["DIAG-VOLUME-FULL", "DIAG-EXCEPTION"])
+    assert [line.file for line in found.suspects[0].evidence] == ["server.log", "system/df.txt"]
+
+
 def test_gpus_that_need_a_reset_b13(tmp_path: Path) -> None:
     kernel = "[ 812.1] NVRM: Xid (PCI:0000:a1:00): 62, 0 (GSP halt)\n[ 9.0] NVRM: Xid (PCI:0000:21:00): 94, x\n[ 9.0] NVRM: Xid (PCI:0000:22:00): 31, x\n"
     found = look(tmp_path, crash(5), properties=FAILED, **{"system/kernel.log": kernel})
