@@ -65,8 +65,8 @@ def wirings(
     others: further choices by name, such as what a training sample suggests. Choices that the target has no states
     for are left out; the output of the last layer (input `depth`) can be evaluated, though no engine captures it.
     """
-    default = sorted(default_layers(depth)) if count == 3 else []
-    base = list(contract or served or default)
+    default = _default(depth, count)
+    base = _base(depth, count, served, contract)
     named: list[tuple[str, Sequence[int]]] = [
         ("served", served or []),
         ("contract", contract or []),
@@ -90,6 +90,15 @@ def wirings(
         if len(layers) == count and all(0 <= layer <= depth for layer in layers):
             found.setdefault(tuple(layers), []).append(name)
     return {layers: ", ".join(names) for layers, names in found.items()}
+
+
+def _default(depth: int, count: int) -> list[int]:
+    return sorted(default_layers(depth)) if count == 3 else []
+
+
+def _base(depth: int, count: int, served: Sequence[int] | None, contract: Sequence[int] | None) -> list[int]:
+    """The choice that counts as right: the first of contract, served and default that `fc` can take; else empty."""
+    return next((list(one) for one in (contract, served, _default(depth, count)) if one and len(one) == count), [])
 
 
 def _shifted(name: str, layers: Sequence[int]) -> list[tuple[str, list[int]]]:
@@ -128,7 +137,7 @@ def candidates(
     """Everything to evaluate, as the evaluator takes it: wirings, then repairs at the wiring that counts as right."""
     chosen = wirings(depth, count, served=served, contract=contract, others=others)
     found: list[dict[str, Any]] = [{"name": name, "layers": list(layers)} for layers, name in chosen.items()]
-    base = list(contract or served or (sorted(default_layers(depth)) if count == 3 else []))
+    base = _base(depth, count, served, contract)
     if tuple(base) in chosen:
         found += [{"name": name, "layers": base, "repair": repair} for name, repair in repairs(count).items()]
     return found

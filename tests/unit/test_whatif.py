@@ -110,6 +110,11 @@ def test_a_drafter_of_two_states_has_no_default():
     assert {len(layers) for layers in found} == {2}
 
 
+def test_a_contract_that_fc_cannot_take_is_passed_over():
+    found = whatif.candidates(8, 2, served=[3, 5], contract=[3, 5, 7])
+    assert {tuple(one["layers"]) for one in found if "repair" in one} == {(3, 5)}
+
+
 # --- serving
 
 
