@@ -16,6 +16,7 @@ rsync --archive --exclude /.git --exclude /artifacts --filter ':- .gitignore' ./
 ln -s "$root/.cache/wheelhouse" "$beside/.cache/wheelhouse"
 PIVOT_TEST_ENGINE=$(pivot-lab layer show engine)/opt/sglang
 export PIVOT_TEST_ENGINE PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache ANSIBLE_CONFIG=$beside/ansible.cfg
+export PYTHONPATH=$beside/src # the copy is one state of the code, whatever is edited meanwhile
 cd "$beside"
 trap 'lab down' EXIT
 python -m pytest "$@"

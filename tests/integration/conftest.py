@@ -237,9 +237,9 @@ def delete(lab: dict[str, Any], name: str) -> None:
     container = containers_api(lab)(vmid)
     if container.status.current.get()["status"] == "running":
         container.status.stop.post()
-        wait_for(lambda: container.status.current.get()["status"] == "stopped", 30)
+        wait_for(lambda: container.status.current.get()["status"] == "stopped", 120)
     container.delete()
-    wait_for(lambda: name not in existing(lab), 60)
+    wait_for(lambda: name not in existing(lab), 300)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
