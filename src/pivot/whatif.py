@@ -461,13 +461,20 @@ def launch_reasons(flags: Json, environment: Json, *, below: bool) -> Iterator[t
 
 
 def _blamed(look: _Look) -> list[Finding]:
-    """What the choice of layers and the drafter are blamed for, first that which explains more."""
-    layers, drafter = list(_layers(look)), list(_drafter(look))
-    wired = [row.figures.length for row in look.rows if _packable(row)]
-    mended = [row.figures.length for row in look.rows if not _packable(row) and not row.is_feed]
-    if layers and drafter and max(wired, default=0.0) > max(mended, default=0.0):
+    """What the choice of layers and the drafter are blamed for.
+
+    What a part shows by itself is a proof. Of the two explanations by prediction the one that explains more counts:
+    other layers may make up for a part that is wrong, and a repair for layers that are.
+    """
+    layers, (proofs, guesses) = list(_layers(look)), _drafter(look)
+    drafter = [*proofs, *guesses]
+    if not layers or not drafter:
         return [*layers, *drafter]
-    return [*drafter, *layers]
+    wired = max((row.figures.length for row in look.rows if _packable(row)), default=0.0)
+    mended = max((row.figures.length for row in look.rows if not _packable(row) and not row.is_feed), default=0.0)
+    if proofs or wired <= mended:
+        return [*drafter, *(layers if look.reference is not look.base else [])]
+    return [*layers, *(finding for finding in guesses if finding.code != "WHATIF-TARGET")]
 
 
 def _packable(row: Row) -> bool:
@@ -492,7 +499,7 @@ def _layers(look: _Look) -> Iterator[Finding]:
     if look.contract and best.layers != look.contract and reference.layers == look.contract:
         message = f"{gain} of the contract ({numbers(look.contract)}): the contract may be wrong"
         fix = "look up what the drafter was trained on (pivot compare-training), then correct the contract in the pins"
-        yield look.finding("WHATIF-CONTRACT", Severity.WARNING, message, fix)
+        yield look.finding("WHATIF-CONTRACT", Severity.ERROR, message, fix)
         return
     message = f"{gain} that reach fc ({numbers(reference.layers)})"
     fix = f"make the engine keep {where}: sglang_server_eagle_layer_ids, as read by this engine"
@@ -507,20 +514,17 @@ def _better(row: Row, other: Row) -> bool:
 # --- the drafter
 
 
-def _drafter(look: _Look) -> Iterator[Finding]:
-    """What of the drafter itself is wrong: what its parts prove, then what a repair of one part would gain."""
+def _drafter(look: _Look) -> tuple[list[Finding], list[Finding]]:
+    """What of the drafter itself is wrong: what its parts prove, and what a repair of one part would gain."""
     base = look.base
     if base is None:
-        return
+        return [], []
     poor = little(look)
     proofs = list(_proofs(look, poor))
     repaired = [row for row in look.rows if row.is_repair or _reordered(row, base)]
     better = sorted((row for row in repaired if _better(row, base)), key=lambda row: -row.figures.length)
     if not better:
-        yield from proofs
-        if poor and not proofs:
-            yield _stranger(look)
-        return
+        return proofs, [_stranger(look)] if poor and not proofs else []
     best = better[0]
     code, what, fix = _repair(best, look)
     gain = (
@@ -528,12 +532,11 @@ def _drafter(look: _Look) -> Iterator[Finding]:
     )
     proven = next((finding for finding in proofs if finding.code == code), None)
     if proven is not None:
-        yield dataclasses.replace(proven, message=f"{proven.message}; {gain}")
-    yield from (finding for finding in proofs if finding is not proven)
-    if proven is None:
-        others = [f"{row.name} {row.figures.length:.2f}" for row in better[1:4]]
-        less = f"; less with {', '.join(others)}" if others else ""
-        yield look.finding(code, Severity.ERROR, f"{what}: {gain}{less}", fix)
+        said = dataclasses.replace(proven, message=f"{proven.message}; {gain}")
+        return [said, *(finding for finding in proofs if finding is not proven)], []
+    others = [f"{row.name} {row.figures.length:.2f}" for row in better[1:4]]
+    less = f"; less with {', '.join(others)}" if others else ""
+    return proofs, [look.finding(code, Severity.ERROR, f"{what}: {gain}{less}", fix)]
 
 
 def little(look: _Look) -> bool:

@@ -77,6 +77,13 @@ def test_without_a_contract_the_prediction_finds_the_layers():
     assert (diagnosis.suspect, codes(diagnosis)) == ("config", ["WHATIF-LAYERS"])
 
 
+def test_a_contract_that_is_wrong_itself_is_the_configurations_fault():
+    rows = candidate("served, contract", [2, 4, 5], 2.5), candidate("further", list(RIGHT), 2.9)
+    judgement = judge(*rows, served=2.5, layers=[2, 4, 5], contract=[2, 4, 5])
+    diagnosis = experiment.diagnose("h", wired(2, 4, 5, expected=(2, 4, 5)), judgement)
+    assert (diagnosis.suspect, codes(diagnosis)) == ("config", ["WHATIF-CONTRACT"])
+
+
 @pytest.mark.parametrize(
     ("row", "code"),
     [
@@ -166,7 +173,7 @@ def test_a_file_that_holds_no_answer_is_one_sentence(tmp_path, capsys, content, 
 
 
 def test_every_finding_of_the_prediction_belongs_to_a_suspect():
-    assert experiment.family(Finding("WHATIF-CONTRACT", Severity.WARNING, "h", "", "")) == "config"
+    assert experiment.family(Finding("WHATIF-CONTRACT", Severity.ERROR, "h", "", "")) == "config"
     assert experiment.family(Finding("WHATIF-SERVED-MORE", Severity.ERROR, "h", "", "")) == "serving"
     assert experiment.family(Finding("WHATIF-ROPE", Severity.ERROR, "h", "", "")) == "drafter"
     assert isinstance(judge(GOOD), whatif.Judgement)

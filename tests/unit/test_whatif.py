@@ -260,6 +260,20 @@ def test_order_explains_more_than_other_layers_do():
     assert codes(judge(POOR, *rows, served=1.4)) == ["WHATIF-FC-ORDER"]
 
 
+def test_layers_that_only_make_up_for_a_part_are_not_doubted():
+    rows = repaired("fc block 0 x 0.25", {"fc_scale": [0.25, 1, 1]}), candidate("slice 0 -1", [2, 5, 7], 1.8)
+    assert codes(judge(POOR, *rows, served=1.4)) == ["WHATIF-FC-SCALE"]
+
+
+def test_a_proof_is_not_outweighed_by_layers_that_make_up_for_it():
+    parts = {"fc": {"blocks": [6.3, 0.0, 5.1]}}
+    assert codes(judge(POOR, candidate("x", [2, 4, 6], 1.8), served=1.4, parts=parts)) == ["WHATIF-FC-ZERO"]
+
+
+def test_layers_that_explain_more_leave_no_stranger():
+    assert codes(judge(POOR, candidate("x", [2, 4, 6], 2.9), served=1.4)) == ["WHATIF-CONTRACT"]
+
+
 @pytest.mark.parametrize(
     ("parts", "code", "words"),
     [
