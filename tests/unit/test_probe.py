@@ -213,8 +213,8 @@ def test_a_forked_child_records_nothing_into_its_parents_file(record: Any, tmp_p
 
 
 def test_the_quota_ends_recording_with_a_reason_and_counts_other_files(record: Any, tmp_path: Path) -> None:
-    (tmp_path / "of-another-process.jsonl").write_text("x" * 3000 + "\n")
     recorder = record(max_bytes=5000)
+    (tmp_path / "of-another-process.jsonl").write_text("x" * 3000 + "\n")
     for _ in range(10):
         recorder.write("fc", prints="y" * 400)
     recorder.flush()

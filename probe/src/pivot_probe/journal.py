@@ -6,8 +6,11 @@ import contextlib
 import os
 from pathlib import Path
 
-# the directory is measured again after this many bytes of our own: other processes write there too
+# other processes write there too: the directory is measured again after this many bytes of our own, or this share of what
+# may lie there, and before every line once little room is left
 MEASURE_EVERY = 1024 * 1024
+SHARE = 64
+LITTLE = 8
 # room kept for the line that says why recording ended
 LAST_LINE = 512
 
@@ -29,7 +32,8 @@ class Journal:
 
     def append(self, line: bytes) -> None:
         """Write a whole line; FullError when quota or volume have no room for it."""
-        if self._unmeasured > MEASURE_EVERY:
+        due = self._unmeasured > min(MEASURE_EVERY, self._max_bytes // SHARE)
+        if due or self._left < self._max_bytes // LITTLE:
             self._left = self._max_bytes - occupied(self.path.parent, self.path.suffix)
             self._unmeasured = 0
         if len(line) + LAST_LINE > self._left:
