@@ -98,10 +98,10 @@ def tables_of(tree: ast.Module) -> dict[str, set[str]]:
 class Record:
     """Firing and silence, in how many tests."""
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, known: Places | None = None) -> None:
         self.codes = faults.codes()
-        source = [path for path in (root / "src/pivot").glob("*.py") if path.name != "faults.py"]
-        self.places = places(self.codes, [*source, *(root / "plugins").glob("*/*.py")])
+        source = [path for path in (ROOT / "src/pivot").glob("*.py") if path.name != "faults.py"]
+        self.places = known or places(self.codes, [*source, *(ROOT / "plugins").glob("*/*.py")])
         self.fired: Counter[str] = Counter()
         self._silent: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self.begin()

@@ -2,7 +2,7 @@ import sys
 
 from pivot.findings import Finding, Severity
 
-from .conftest import guards, naming
+from .conftest import RECORD, guards, naming
 from .guard_record import Record, places
 
 
@@ -64,7 +64,7 @@ def test_the_functions_that_decide_about_a_code_are_found(tmp_path):
 
 
 def test_a_guard_that_never_fires_and_one_that_is_never_silent_would_be_seen():
-    record = Record()
+    record = Record(RECORD.places)
     code = "PIN-NULL"
     place = next(place for place, codes in record.places.own.items() if code in codes)
     function = compile("\n" * (place[1] - 1) + "def f(): pass", place[0], "exec").co_consts[0]
