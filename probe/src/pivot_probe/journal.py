@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-# other processes write there too: the directory is measured again after this many bytes of our own, or this share of what
-# may lie there, and before every line once little room is left
+# other processes write there too: the directory is measured again after this many bytes of our own, or this share of
+# what may lie there, and before every line once little room is left
 MEASURE_EVERY = 1024 * 1024
 SHARE = 64
 LITTLE = 8
