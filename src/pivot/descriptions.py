@@ -691,6 +691,13 @@ def read_hooks(source: Source) -> dict[str, bool]:
 def describe(wheel: Path) -> dict[str, Any]:
     """The description of the SGLang in a wheel. DescriptionError says what could not be read."""
     source = Source(wheel)
+    try:
+        return _describe(source)
+    except RecursionError as error:
+        raise DescriptionError(f"{wheel} has source that is nested deeper than any program") from error
+
+
+def _describe(source: Source) -> dict[str, Any]:
     version = source.version
     return {
         "format": FORMAT,
