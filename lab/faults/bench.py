@@ -340,7 +340,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--row", action="append", help="only this row")
     parser.add_argument("--prompts", type=int, default=10, help="prompts a row, 10 when not given")
     parser.add_argument("--keep", type=Path, help="keep what the rows left in this directory")
-    parser.add_argument("--again", action="store_true", help="serve nothing: judge what --keep has, once more")
+    parser.add_argument("--again", action="store_true", help="serve nothing: judge the rows --keep has, once more")
     parser.add_argument("--wiring-only", action="store_true", help="leave the what-if out, and what it is needed for")
     arguments = parser.parse_args()
     if arguments.python and shutil.which(arguments.python) is None:
@@ -356,7 +356,9 @@ def parse() -> argparse.Namespace:
 
 def bench(arguments: argparse.Namespace, scratch: Path) -> int:
     """Serve the rows one after another and print the table; how many of them are wrong."""
-    chosen = rows(arguments)
+    chosen = [row for row in rows(arguments) if not arguments.again or (scratch / slug(row) / "outcome.json").exists()]
+    if not chosen:
+        raise BenchError("there is no such row" + (f" in {scratch}" if arguments.again else ""))
     place: Local | Container | None = None
     if arguments.python:
         place = Local(arguments.python, scratch)
