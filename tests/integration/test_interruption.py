@@ -38,6 +38,7 @@ from .conftest import FIGURES, ROOT, containers_api, delete, existing
 SOAK = bool(os.environ.get("PIVOT_SOAK"))
 PLACE = ROOT / ".lab/interruption"
 PATIENCE = 600  # seconds until a run that does not come to its task counts as hanging
+ORPHANS: list[int] = []  # workers that were left alone
 MOMENTS: list[bool] = []  # of every killed run: whether its task was still at work
 PADDING_MIB = 192
 
@@ -115,13 +116,31 @@ def interrupt(cut: Cut, *arguments: str) -> None:
             MOMENTS.append(inside)
         assert began and run.poll() is None, f"not killed in {cut.task}:\n{''.join(seen)[-3000:]}"
     finally:
-        workers = descendants(run.pid) if cut.gone else []
+        workers = descendants(run.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if cut.gone:
+            end(workers)
+        else:
+            ORPHANS.extend(workers)
         run.wait()
+
+
+def end(processes: list[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def no_orphans():
+    """A worker with more to tell than a pipe holds waits for its dead parent for ever; nothing else waits for it."""
+    yield
+    for pid in ORPHANS:
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if b"ansible-playbook" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+    ORPHANS.clear()
 
 
 def read(stream: IO[str], lines: "queue.Queue[str | None]") -> None:
