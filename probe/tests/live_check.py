@@ -26,8 +26,10 @@ from safetensors import safe_open
 NEW_TOKENS = 64
 ROWS = 16
 DIMENSIONS = 16
-# between the engine and transformers: the same sums in float32, formed in another order
+# between the engine and transformers: the same sums in float32, formed in another order. States reach 200, and the
+# next layer's is 10 and more away. Random weights carry rounding further than trained ones.
 CLOSE = 2e-4
+CLOSE_RANDOM = 1e-3
 
 
 class Wrong(Exception):  # noqa: N818 - a sentence for a person
@@ -310,8 +312,9 @@ class Models:
         self.prompts = json.loads((directory / "prompts.json").read_text(encoding="utf-8"))["prompts"]
         self._lab = target.resolve() == (directory / "target").resolve()
         if self._lab:
-            self.model = load(target)
+            self.model, self.close = load(target), CLOSE
         else:
+            self.close = CLOSE_RANDOM
             self.model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
 
     def questions(self, count: int) -> list[tuple[str, list[int], list[int]]]:
@@ -326,9 +329,11 @@ class Models:
         """Greedy decoding by transformers."""
         output: list[int] = []
         with torch.no_grad():
-            for _ in range(NEW_TOKENS):
-                logits = self.model(torch.tensor([ids + output]), use_cache=False).logits
-                output.append(int(logits[0, -1].argmax()))
+            result = self.model(torch.tensor([ids]), use_cache=True)
+            while len(output) < NEW_TOKENS:
+                token = result.logits[:, -1:].argmax(-1)
+                output.append(int(token))
+                result = self.model(token, past_key_values=result.past_key_values, use_cache=True)
         return output
 
 
@@ -361,7 +366,7 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
         counts.append(check_acceptance(one, records, arguments.kind))
         check_hand_over(one, kept, records, arguments.kind)
     hold(figures["http"] == 0.0, f"HTTP differs from the records by {figures['http']}")
-    hold(figures["transformers"] < CLOSE, f"transformers differs from the records by {figures['transformers']}")
+    hold(figures["transformers"] < models.close, f"transformers differs from the records by {figures['transformers']}")
     check_privacy(arguments.url, arguments.records, began)
     figures["verifications"], figures["accepted"] = (sum(column) for column in zip(*counts, strict=True))
     return {**figures, "records": len(records), "ranks": len(ranks)}
