@@ -1,12 +1,15 @@
 """A server that somebody set up by hand, with a wrong layer id and two misspelt variables."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 from testinfra.host import Host
+
+from pivot import launch
 
 PROJECT = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"])
 INVENTORY = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"], "inventory")
@@ -62,8 +65,13 @@ def test_unit_engine_and_models_are_found(lines: str) -> None:
         "./drafter (/srv/chat/drafter)",
     ):
         assert text in lines
-    assert "INSPECT-" not in lines  # everything could be read, and the server answered with its own key
+    # everything could be read, and the server answered with its own key
+    assert set(re.findall(r"INSPECT-\w+", lines)) == {"INSPECT-PATHS"}
     assert "max total num tokens" in lines
+
+
+def test_code_that_is_not_the_engines_own_is_named(lines: str) -> None:
+    assert "Python also takes code from /srv/chat/patches (PYTHONPATH)" in lines
 
 
 def test_the_inventory_has_what_counts_and_names_of_secrets(lines: str, dest: Path) -> None:
@@ -74,6 +82,9 @@ def test_the_inventory_has_what_counts_and_names_of_secrets(lines: str, dest: Pa
     assert values["sglang_server_api_key"] == "{{ vault_sglang_api_key }}"
     assert values["sglang_server_drafter_path"] == "/srv/chat/drafter"
     assert values["sglang_server_eagle_layer_ids"] == [4, 5, 6]
+    assert "model.safetensors" in values["sglang_server_drafter_files"]
+    assert values["sglang_server_launch"]["max-total-tokens"] == 4096
+    assert launch.check("instance", values["sglang_server_launch"], values["sglang_server_environment"]) == []
     assert values["sglang_server_launch"]["admin-api-key"] == "{{ vault_sglang_admin_api_key }}"
     assert values["sglang_server_environment"]["HF_TOKEN"] == "{{ vault_hf_token }}"  # noqa: S105 - a name, no secret
     assert "SITE_ACCESS_TOKEN" not in values["sglang_server_environment"]
