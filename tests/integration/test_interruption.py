@@ -181,6 +181,7 @@ find /etc/sglang -name '*.new' -o -name '.ansible_tmp*'
 find /etc/sglang/drafter -mindepth 1 -maxdepth 1 | tail -n +2
 find /var/tmp /tmp /run -maxdepth 1 -name 'pivot-bundle-*'
 find /opt/pivot-probe /var/lib/pivot-probe /etc/systemd/system/sglang.service.d -maxdepth 0 2>/dev/null
+find /etc/systemd/system -name 'pivot-probe-*'
 grep -rl "$(sed -n 's/^api-key: "\(.*\)"/\1/p' /etc/sglang/launch.yaml)" /root/.ansible /tmp /var/tmp 2>/dev/null
 pgrep -af '/pip |compileall|^rsync|probe_state|systemctl (re)?start'
 [ -f /opt/sglang/current/release.json ] || echo current is no complete release

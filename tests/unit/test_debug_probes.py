@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -656,6 +657,25 @@ def test_a_state_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text
     path.write_text(text)
     with pytest.raises(probe_state.Failed, match="state file"):
         probe_state.read_state(path)
+
+
+def test_looking_waits_for_a_switch_that_is_still_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def look() -> None:
+        with probe_state.alone("look"):
+            seen.append("looked")
+
+    monkeypatch.setattr(probe_state, "LOCK", tmp_path / "lock")
+    look()
+    assert not (tmp_path / "lock").exists()  # looking alone leaves nothing
+    other = threading.Thread(target=look)
+    with probe_state.alone("restore"):
+        other.start()
+        other.join(0.2)
+        assert seen == ["looked"]
+    other.join(5)
+    assert seen == ["looked", "looked"]
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -827,12 +827,13 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def alone(verb: str) -> Iterator[None]:
-    """Only one switch at a time on this host: one that lost its controller may still be at work. Looking needs none."""
-    if verb == "look":
+    """Only one switch at a time on this host: one that lost its controller may still be at work, and looking waits too
+    until it has come to its end, since what is in between tells nothing."""
+    if verb == "look" and not LOCK.exists():  # nothing was ever switched since the host came up
         yield
         return
-    with LOCK.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with LOCK.open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH if verb == "look" else fcntl.LOCK_EX)
         yield
 
 
