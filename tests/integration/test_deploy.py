@@ -190,16 +190,35 @@ def test_verify_runs_the_host_checks(deployed, controller):
     assert run.status == "successful", run.output[-6000:]
 
 
-def test_losing_the_layer_ids_shows_in_the_accept_length(deployed, controller):
+VIEW_AND_RESTART = {
+    "Show what changes",
+    "Show which config the drafter gets",
+    "Directory",
+    "Links to the verified weights",
+    "Config with the layer ids",
+    "Unit, environment, firewall and start guard",  # the unit alone: it has the view's path recorded at each start
+    "Launch configuration",
+    "Start and wait for the first token, as the journal shows for unit sglang",
+    "Remove drafter views of earlier launches",
+}
+
+
+def test_losing_the_layer_ids_shows_and_setting_them_renders_the_view_and_restarts_once(deployed, controller, host):
     accepted = {}
     manifest = json.loads((ROOT / "inventory/lab/manifests/kimi-k25-tiny-eagle3.json").read_text())
     without = {**manifest["config"]}
     without.pop("eagle_config")
-    extra = ROOT / ".lab/without-ids.yml"
-    extra.write_text(yaml.safe_dump({"sglang_server_drafter_config": without, "sglang_server_eagle_layer_ids": None}))
-    for name, arguments in {"without the key": ("-e", f"@{extra}"), "as trained": ()}.items():
-        run = controller.play("playbooks/serve.yml", *arguments)
+    extra = ROOT / ".lab/layer-ids.yml"
+    kept = "stat -c '%n %Y' /etc/sglang/environment /etc/sglang/firewall.nft /usr/local/lib/sglang/start_guard.py"
+    for name, ids in {"without the key": None, "as trained": [3, 5, 7]}.items():
+        before, count = host.run(kept), int(starts(host))
+        values = {"sglang_server_drafter_config": without, "sglang_server_eagle_layer_ids": ids}
+        extra.write_text(yaml.safe_dump(values))
+        run = controller.play("playbooks/serve.yml", "-e", f"@{extra}")
         assert run.status == "successful", run.output[-4000:]
+        assert set(run.changed_tasks()) == VIEW_AND_RESTART
+        assert int(starts(host)) == count + 1
+        assert host.run(kept) == before
         results = [e["event_data"]["res"] for e in run.events if e["event"] == "runner_on_ok"]
         accepted[name] = next(r["accept_length"] for r in results if "accept_length" in r)
     FIGURES.append("accept length of the health prompts: " + ", ".join(f"{k} {v:.2f}" for k, v in accepted.items()))
