@@ -197,7 +197,7 @@ def restored(request: pytest.FixtureRequest) -> Iterator[None]:
     if not request.node.stash.get(FAILED, False) or "deployed" not in request.fixturenames:
         return
     controller, lab = request.getfixturevalue("controller"), request.getfixturevalue("lab")
-    for arguments in (("--tags", "debug-off"), (), ("--check",)):
+    for arguments in ((), ("--tags", "debug-off"), ("--check",)):
         run = controller.play("deploy.yml", *arguments)
         if run.status != "successful" or (arguments == ("--check",) and run.changed_tasks()):
             break
