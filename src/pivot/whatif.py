@@ -514,6 +514,16 @@ def _better(row: Row, other: Row) -> bool:
 # --- the drafter
 
 
+def _mends(row: Row, base: Row) -> bool:
+    """Whether a repair gains enough for its part to be blamed.
+
+    Rope settings have to gain twice as much: at the length of the prompts neighbouring thetas draft nearly alike, and
+    none of them is then wrong.
+    """
+    gain = row.figures.length - base.figures.length
+    return _better(row, base) and not ("rope" in row.repair and gain <= 2 * ACCURACY)
+
+
 def _drafter(look: _Look) -> tuple[list[Finding], list[Finding]]:
     """What of the drafter itself is wrong: what its parts prove, and what a repair of one part would gain."""
     base = look.base
@@ -522,7 +532,7 @@ def _drafter(look: _Look) -> tuple[list[Finding], list[Finding]]:
     poor = little(look)
     proofs = list(_proofs(look, poor))
     repaired = [row for row in look.rows if row.is_repair or _reordered(row, base)]
-    better = sorted((row for row in repaired if _better(row, base)), key=lambda row: -row.figures.length)
+    better = sorted((row for row in repaired if _mends(row, base)), key=lambda row: -row.figures.length)
     if not better:
         return proofs, [_stranger(look)] if poor and not proofs else []
     best = better[0]
@@ -542,15 +552,21 @@ def _drafter(look: _Look) -> tuple[list[Finding], list[Finding]]:
 def little(look: _Look) -> bool:
     """Whether the drafter predicts little even with the right layers.
 
-    That is: more often wrong than right with its first draft, or below what the inventory expects; both by more than
-    chance over the prompts.
+    That is: more often wrong than right with its first draft, or below what the inventory expects, by more than chance
+    over the prompts; or fewer than one draft in three accepted, and not clearly less with the neighbours of all its
+    layers: a drafter that fits its target notices those.
     """
     assert look.base is not None  # noqa: S101 - the callers look
-    first = look.base.first
-    lengths = list(look.base.figures.by_prompt.values())
+    figures, first = look.base.figures, look.base.first
+    lengths = list(figures.by_prompt.values())
+    mean, error = mean_error(lengths)
     expected = look.question.least
-    poor = mean_error(first)[0] + margin(first) < 0.5
-    return poor or (expected > 0 and mean_error(lengths)[0] + margin(lengths) < expected)
+    if mean_error(first)[0] + margin(first) < 0.5 or (expected > 0 and mean + margin(lengths) < expected):
+        return True
+    shifted = [tuple(layer + shift for layer in look.base.layers) for shift in (-1, 1)]
+    beside = [row.figures.length for row in look.rows if row.is_wiring and row.layers in shifted]
+    few = mean + error < 1 + len(figures.per_position) / 3
+    return few and bool(beside) and figures.length - max(beside) <= ACCURACY
 
 
 def _reordered(row: Row, base: Row) -> bool:

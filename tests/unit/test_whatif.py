@@ -331,6 +331,24 @@ def test_a_drafter_that_nothing_helps_is_a_stranger():
     assert "1.3 away from the target's" in message
 
 
+def test_a_drafter_that_does_not_notice_its_neighbours_is_a_stranger():
+    weak = candidate("served, contract", RIGHT, 1.6, first=0.5)  # fewer than one of two drafts in three
+    blind = candidate("contract -1", [2, 4, 6], 1.65), candidate("contract +1", [4, 6, 8], 1.6)
+    assert codes(judge(weak, *blind, served=1.6)) == ["WHATIF-TARGET"]
+    seeing = candidate("contract -1", [2, 4, 6], 1.4), candidate("contract +1", [4, 6, 8], 1.3)
+    assert codes(judge(weak, *seeing, served=1.6)) == []
+    strong = candidate("served, contract", RIGHT, 1.8, first=0.6)
+    assert codes(judge(strong, candidate("contract -1", [2, 4, 6], 1.8), served=1.8)) == []
+
+
+def test_neighbouring_thetas_are_no_fault():
+    good = candidate("served, contract", RIGHT, 2.7)
+    assert codes(judge(good, repaired("rope theta 50000", {"rope": {"theta": 5e4}}, 2.95), served=2.7)) == []
+    assert codes(judge(good, repaired("rope theta 50000", {"rope": {"theta": 5e4}}, 3.05), served=2.7)) == [
+        "WHATIF-ROPE"
+    ]
+
+
 def test_what_is_expected_at_least_counts_as_little_too():
     fair = candidate("served, contract", RIGHT, 2.2, first=0.7)
     assert codes(judge(fair, served=2.2)) == []
