@@ -221,6 +221,7 @@ def judge(directory: Path, row: Mapping[str, Any], place: Local | Container | No
         contract=row.get("contract", CONTRACT),
         config=_json(directory / "drafter/config.json"),
         environment=row.get("environment", {}),
+        least=row.get("least", 0.0),
     )
     kept = directory / "evaluation.json"
     if place is not None and not (again and kept.exists()):

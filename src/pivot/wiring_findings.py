@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 REFERENCE = "docs/faults.md"
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+# how the counts of accepted drafts are called: from 0.5.15, before
+HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+# tokens that a request's end cuts off its last verification, at most, where the number of drafts is not known
+MOST_CUT = 16.0
 OWN_STATE = "its own state"
 INTERFERES = "look for a plugin, a patch or a bug of this version that touches hidden states before fc"
 
@@ -277,17 +281,28 @@ def of_acceptance(recorded: Mapping[str, Acceptance], served: Mapping[str, Mappi
         seen, reported = recorded.get(name), _reported(meta)
         if seen is None or seen.length is None or reported is None:
             continue
-        if abs(seen.length - reported) * seen.verifications > 1 + 1e-6 * seen.verifications:
-            differing.append(f"{name}: recorded {seen.length:.2f}, reported {reported:.2f}")
+        length, slack = reported
+        if abs(seen.length - length) * seen.verifications > slack + 1e-6 * seen.verifications:
+            differing.append(f"{name}: recorded {seen.length:.2f}, reported {length:.2f}")
     if differing:
         message = f"accept lengths differ in {len(differing)} of {len(served)} requests ({'; '.join(differing[:3])})"
         fix = "what is reported is not what was verified: look for SGLANG_SIMULATE_ACC_LEN, and for lost records"
         yield _finding("WIRE-ACCEPTANCE", WARNING, "acceptance", message, fix)
 
 
-def _reported(meta: Mapping[str, Any]) -> float | None:
+def _reported(meta: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The accept length that a server reports, and by how many tokens it may differ from the verifications.
+
+    The histogram counts them; the length is of the tokens that were given out: with the prefill's, without what a
+    request's end cuts off.
+    """
+    histogram = next((meta[name] for name in HISTOGRAMS if isinstance(meta.get(name), list) and meta[name]), None)
+    if histogram and all(isinstance(count, int) for count in histogram) and sum(histogram):
+        return 1 + sum(k * count for k, count in enumerate(histogram)) / sum(histogram), 0.0
     value = meta.get("spec_accept_length")
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value), MOST_CUT
+    return None
 
 
 def codes(findings: Iterable[Finding]) -> list[str]:

@@ -339,6 +339,16 @@ def test_a_server_that_reports_another_acceptance_is_found() -> None:
     assert codes(answer.findings) == ["WIRE-ACCEPTANCE"]
     assert "pivot-prompt-a: recorded 3.00, reported 1.00" in answer.findings[0].message
 
+    def said(**meta: object) -> list[str]:
+        return codes(run.analyse(meta={"pivot-prompt-a": meta}).findings)
+
+    # the prefill's token counts and the end cuts the last verification off, so a length alone may differ by that
+    assert said(spec_accept_length=2.9) == []
+    assert said(spec_accept_length=2.9, spec_correct_drafts_histogram=[0, 0, 20]) == []
+    assert said(spec_accept_length=3.0, spec_correct_drafts_histogram=[0, 1, 19]) == ["WIRE-ACCEPTANCE"]
+    assert said(spec_accept_histogram=[20]) == ["WIRE-ACCEPTANCE"]
+    assert said(spec_accept_length="3", spec_accept_histogram=[]) == []
+
 
 def test_what_the_draft_steps_consume() -> None:
     run = Run()

@@ -14,7 +14,7 @@ from pivot.records import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = yaml.safe_load((ROOT / "lab/faults/rows.yml").read_text())["rows"]
-CHANGES = {"config", "weights", "target", "flags", "environment", "fault", "contract"}
+CHANGES = {"config", "weights", "target", "flags", "environment", "fault", "contract", "least"}
 EXPECTED = {"wiring", "slices", "findings", "suspect", "first", "predicted", "says"}
 
 
