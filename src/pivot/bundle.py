@@ -300,12 +300,7 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
     for entry in entries:
         if entry["sha256"] is not None:
             findings += _settle(partial / entry["name"], entry, redactor, host)
-    own = {"pins.json": json.dumps(request["pins"], indent=1, sort_keys=True) + "\n"} if request.get("pins") else {}
-    verified = Path(request["verify"]) if request.get("verify") else None
-    if verified and verified.is_file():
-        own["verify.txt"] = verified.read_text(encoding="utf-8", errors="replace")[-MIB:]
-    for name, content in own.items():
-        text = redactor.text(content)
+    for name, text in _own_files(request, redactor):
         (partial / name).write_text(text, encoding="utf-8")
         entries.append(_own_entry(name, "controller", text))
     findings += _leaks(partial, request["secrets"], host)
@@ -313,6 +308,8 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
     masked_as = collections.Counter(redactor.report)
     for entry in request["entries"]:
         masked_as.update(entry.get("masked_as", {}))
+    for entry in entries:
+        entry["masked_as"] = _counted(entry.get("masked_as", {}))
     manifest = {
         "schema": SCHEMA,
         "host": host,
@@ -321,7 +318,7 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
         "time": request["time"],
         "host_facts": request["context"],
         "masked": redactor.masked + sum(int(entry["masked"]) for entry in request["entries"]),
-        "masked_as": dict(masked_as.most_common()),
+        "masked_as": _counted(masked_as),
         "files": sorted(entries, key=lambda entry: str(entry["name"])),
         "findings": [finding.as_dict() for finding in findings],
     }
@@ -355,9 +352,23 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _own_files(request: Mapping[str, Any], redactor: Redactor) -> Iterable[tuple[str, str]]:
+    """Names and texts of what the controller adds."""
+    if request.get("pins"):
+        yield "pins.json", json.dumps(redactor.data(request["pins"]), indent=1, sort_keys=True) + "\n"
+    verified = Path(request["verify"]) if request.get("verify") else None
+    if verified and verified.is_file():
+        yield "verify.txt", redactor.text(verified.read_text(encoding="utf-8", errors="replace")[-MIB:])
+
+
 def _write_manifest(directory: Path, manifest: Mapping[str, Any], redactor: Redactor) -> None:
-    text = redactor.text(json.dumps(manifest, indent=1) + "\n")
+    text = json.dumps(redactor.data(manifest), indent=1) + "\n"
     (directory / "manifest.json").write_text(text, encoding="utf-8")
+
+
+def _counted(report: Mapping[str, int]) -> list[dict[str, Any]]:
+    """How often what was masked; names as values, so that nobody takes a count for a secret."""
+    return [{"name": name, "count": count} for name, count in sorted(report.items(), key=lambda item: -item[1])]
 
 
 def _settle(path: Path, entry: dict[str, Any], redactor: Redactor, host: str) -> list[Finding]:

@@ -65,8 +65,9 @@ def shown(path: Path) -> str:
             reason = f"  ({entry['reason']})" if entry.get("reason") else ""
             lines.append(f"  {size:>10}  {entry.get('name')}{masked}{reason}")
     masked_as = found.facts.manifest.get("masked_as")
-    if isinstance(masked_as, Mapping) and masked_as:
-        lines += ["masked", *(f"  {count:>6}  {name}" for name, count in masked_as.items())]
+    if isinstance(masked_as, list) and masked_as:
+        rows = [_mapping(one) for one in masked_as]
+        lines += ["masked", *(f"  {one.get('count')!s:>6}  {one.get('name')}" for one in rows)]
     return "\n".join(lines)
 
 

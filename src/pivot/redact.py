@@ -238,6 +238,23 @@ class Redactor:
                 result[name] = self.text(value)
         return result
 
+    def data(self, value: object) -> object:
+        """What JSON can hold, its texts masked, and what stands under a name that says secret; it stays JSON."""
+        if isinstance(value, Mapping):
+            return {str(name): self._named(str(name), inner) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.data(inner) for inner in value]
+        return self.text(value) if isinstance(value, str) else value
+
+    def _named(self, name: str, value: object) -> object:
+        kind = secret_name(name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        counts = kind == "token" and (number or _NUMBER.fullmatch(str(value)) is not None)
+        if kind and value and (number or isinstance(value, str)) and not counts:
+            self._count(value != MASK, name)
+            return MASK
+        return self.data(value)
+
     def arguments(self, argv: Sequence[str]) -> list[str]:
         """A command line, argument by argument: ``--api-key VALUE`` and ``--api-key=VALUE`` are masked."""
         result: list[str] = []

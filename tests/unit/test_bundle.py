@@ -475,3 +475,16 @@ def test_answers_are_asked_for_all_at_once(tmp_path: Path, key: str) -> None:
     else:
         assert answers["/server_info"]["status"] == 401
         assert entry(found, "server_info.json")["failed"]
+
+
+def test_the_manifest_is_json_whatever_was_masked(tmp_path: Path) -> None:
+    asked = arrived(
+        tmp_path, {"server.log": "Authorization: Bearer abcdefgh\n"}, pins={"api_key": 5, "note": KEY}, secrets=[KEY]
+    )
+    asked["entries"][0]["masked_as"] = {"Authorization": 2, "api-key": 3, "HF_TOKEN": 1}
+    asked["entries"][0]["masked"] = 6
+    final = Path(bundle.finish(asked)["path"])
+    manifest = json.loads((final / "manifest.json").read_text())
+    assert {"name": "api-key", "count": 3} in manifest["masked_as"]
+    assert sum(one["count"] for one in manifest["masked_as"]) == manifest["masked"]
+    assert json.loads((final / "pins.json").read_text()) == {"api_key": MASK, "note": MASK}

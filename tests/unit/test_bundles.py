@@ -89,7 +89,7 @@ def test_list_show_and_prune(pair: tuple[Path, Path], tmp_path: Path, capsys: py
     assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == list(map(str, pair))
     manifest = {
         **json.loads((pair[1] / "manifest.json").read_text()),
-        "masked_as": {"api_key": 3},
+        "masked_as": [{"name": "api_key", "count": 3}],
         "files": [{"name": "probe", "sha256": None, "reason": "nothing there"}],
     }
     (pair[1] / "manifest.json").write_text(json.dumps(manifest))

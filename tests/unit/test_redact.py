@@ -227,3 +227,25 @@ def test_long_lines_are_seen_wherever_they_begin(before: int) -> None:
     secret = "abcdefghijklmnop"
     text = "y" * before + "\n" + "x" * 4096 + secret[:9] + "\n" + secret[9:] + " rest\n"
     assert Redactor([secret]).text(text).endswith("x" + MASK + "\n" + MASK + " rest\n")
+
+
+def test_data_stays_data() -> None:
+    redactor = Redactor([KEY])
+    value = {
+        "api_key": "x",
+        "watermark_key": 15485863,
+        "tokens": [1, KEY],
+        "hf_token": 5,
+        "admin_api_key": None,
+        "a": {"Authorization": "b"},
+    }
+    assert redactor.data(value) == {
+        "api_key": MASK,
+        "watermark_key": 15485863,
+        "tokens": [1, MASK],
+        "hf_token": 5,
+        "admin_api_key": None,
+        "a": {"Authorization": MASK},
+    }
+    text = json.dumps(redactor.data({"secret": 7, "password": 1.5, "private_key": True}))
+    assert json.loads(Redactor().text(text)) == {"secret": MASK, "password": MASK, "private_key": True}

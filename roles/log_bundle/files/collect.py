@@ -368,7 +368,7 @@ class Collector:
                 own = process(pid)[0]
                 one["differs"] = self.redactor.environment({k: v for k, v in own.items() if main.get(k) != v})
             rows.append(one)
-        raw = (json.dumps(rows, indent=1) + "\n").encode("utf-8", "surrogateescape")
+        raw = (json.dumps(self.redactor.data(rows), indent=1) + "\n").encode("utf-8", "surrogateescape")
         self.write(row, row["name"], "/proc", lambda sink, limit: put(sink, raw, limit))
 
     def take_answers(self, row: dict[str, Any]) -> None:
@@ -391,7 +391,7 @@ class Collector:
             raise MissingError(f"{path}: {said} after {one['seconds']} s", failed=refused)
         raw = one["body"]
         with contextlib.suppress(ValueError):  # an answer that is no JSON is kept as it came
-            raw = (json.dumps(json.loads(raw), indent=1) + "\n").encode()
+            raw = (json.dumps(self.redactor.data(json.loads(raw)), indent=1) + "\n").encode()
         self.write(row, row["name"], path, lambda sink, limit: put(sink, raw, limit))
 
     def ask(self, url: str) -> None:
