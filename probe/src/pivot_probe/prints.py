@@ -50,18 +50,15 @@ class Prints:
     """The fingerprints of some states ([rows, width] each), read later by the writer.
 
     The product is formed in float64 and rounded once, so that the same row gives the same bits whatever rows stand
-    beside it and whichever kernel multiplies; all states of one width cost one product and one copy to the host. On a
-    device the product is formed there and at once; on the host the writer forms it, beside the thread that serves.
+    beside it and whichever kernel multiplies; all states of one width cost one product and one copy to the host. It is
+    formed at once: a writer that multiplied would take turns with the thread that serves at every small operation.
     """
 
     def __init__(self, states: Sequence[torch.Tensor]) -> None:
-        """The states have to be copies that nobody writes to any more, all on one device."""
+        """Start the products; the states are all on one device."""
         self._shapes = [(state.shape[0], state.shape[-1]) for state in states]
-        self._states: Sequence[torch.Tensor] = states
-        self._sent: dict[int, Sent] | None = None
+        self._sent = _products(states)
         self._texts: list[str] | None = None
-        if states and states[0].device.type != "cpu":
-            self._sent, self._states = _products(states), ()
 
     def texts(self) -> list[str]:
         """Each state as base64 of little-endian float32 [rows, DIMENSIONS]; waits, so only the writer calls it."""
@@ -70,8 +67,7 @@ class Prints:
         return self._texts
 
     def _spelled(self) -> list[str]:
-        sent = _products(self._states) if self._sent is None else self._sent
-        data = {width: memoryview(numbers.arrived().numpy().tobytes()) for width, numbers in sent.items()}
+        data = {width: memoryview(sent.arrived().numpy().tobytes()) for width, sent in self._sent.items()}
         start = dict.fromkeys(data, 0)
         found = []
         for rows, width in self._shapes:
