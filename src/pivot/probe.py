@@ -262,7 +262,7 @@ def _says(facts: Mapping[str, Any], wanted: Wanted, until: str) -> list[str]:
 def _restart_text(unit: str, seconds: Sequence[float]) -> str:
     """How long a restart is going to take, as far as the journal's earlier ones tell."""
     if not seconds:
-        return f"How long {unit} takes to restart is not known yet: its journal holds no start that came to serve."
+        return f"How long {unit} takes to restart is not known yet: its journal holds none that could be timed."
     middle, count = statistics.median(seconds), len(seconds)
     spread = f"{duration(min(seconds))} to {duration(max(seconds))}, {count} restarts" if count > 1 else "one restart"
     return f"A restart of {unit} takes about {duration(middle)} (by its journal: {spread})."

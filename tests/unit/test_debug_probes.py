@@ -404,7 +404,7 @@ def test_the_banner(state: dict[str, Any], now: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        ([], "How long llm.service takes to restart is not known yet: its journal holds no start that came to serve."),
+        ([], "How long llm.service takes to restart is not known yet: its journal holds none that could be timed."),
         ([25.4], "A restart of llm.service takes about 25 s (by its journal: one restart)."),
         (
             [20.0, 26.0, 900.0],
