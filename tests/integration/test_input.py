@@ -314,7 +314,7 @@ def test_a_full_disk_while_switching_the_probe_on(lab, host, small):
     assert status != 0
     assert "Traceback" not in text
     assert "No space left on device" in flat
-    assert "sglang.service runs as before" in flat
+    assert "sglang.service: equal to the baseline of" in flat
 
 
 @pytest.mark.parametrize(
