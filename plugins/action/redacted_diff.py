@@ -4,9 +4,11 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
+from pivot.report import masked_diff
+
 
 class ActionModule(ActionBase):
-    """before and after are texts whose secrets are already masked; path names the file."""
+    """before and after are texts; what their names do not say is secret is masked already. path names the file."""
 
     _requires_connection = False
     TRANSFERS_FILES = False
@@ -15,6 +17,5 @@ class ActionModule(ActionBase):
         """Changed when the texts differ, or when the file is missing."""
         super().run(tmp, task_vars)
         before, after = str(self._task.args.get("before") or ""), str(self._task.args["after"])
-        path = str(self._task.args["path"])
-        header = {"before_header": f"{path} (as it is)", "after_header": f"{path} (as wanted)"}
-        return {"changed": before != after, "diff": [{**header, "before": before, "after": after}]}
+        diff = masked_diff(str(self._task.args["path"]), before, after)
+        return {"changed": before != after, "diff": [diff]}

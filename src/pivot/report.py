@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pivot.findings import Finding, Severity, errors, render
+from pivot.redact import Redactor
 
 NEXT = (
     ("is it all right", "ansible-playbook deploy.yml --tags verify"),
@@ -66,3 +67,11 @@ def summary(hosts: Mapping[str, Mapping[str, Any]], phases: Sequence[tuple[str, 
     if hosts:
         lines += ["next", *table([(command, f"# {what}") for what, command in NEXT])]
     return "\n".join(lines).strip("\n")
+
+
+def masked_diff(path: str, before: str, after: str) -> dict[str, str]:
+    """A file's difference as Ansible shows it, values of names that say secret masked in both texts."""
+    redactor = Redactor()
+    shown = {"before": redactor.text(before), "after": redactor.text(after)}
+    unseen = "; only what is masked differs" if before != after and shown["before"] == shown["after"] else ""
+    return {"before_header": f"{path} (as it is)", "after_header": f"{path} (as wanted{unseen})", **shown}

@@ -50,3 +50,20 @@ def test_an_info_is_a_plain_line_and_no_warning():
     assert told["pivot_said"] == ["h: 3 layers", "INFO    C  h: by the way"]
     assert told["msg"].splitlines() == told["pivot_said"]
     assert report.as_result([], "fine", ["h: 3 layers"])["msg"] == "h: 3 layers\nfine"
+
+
+def test_a_difference_shows_what_changes_and_no_secret():
+    before = 'NCCL_DEBUG="WARN"\nHF_TOKEN="hf_oldoldoldoldold"\n'
+    after = 'NCCL_DEBUG="INFO"\nHF_TOKEN="hf_newnewnewnewnew"\nmax-total-tokens: 4096\n'
+    diff = report.masked_diff("/etc/sglang/environment", before, after)
+    assert "hf_" not in str(diff)
+    assert 'NCCL_DEBUG="WARN"' in diff["before"]
+    assert 'NCCL_DEBUG="INFO"' in diff["after"]
+    assert "max-total-tokens: 4096" in diff["after"]
+    assert diff["after_header"] == "/etc/sglang/environment (as wanted)"
+
+
+def test_a_difference_that_is_only_a_secrets_is_said():
+    diff = report.masked_diff("/x", "API_KEY=one-one-one\n", "API_KEY=two-two-two\n")
+    assert diff["before"] == diff["after"]
+    assert diff["after_header"] == "/x (as wanted; only what is masked differs)"
