@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "models")]
 
-import mutate  # noqa: E402 - the line above makes the next two importable
-import recipe  # noqa: E402
-import serve  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
+import mutate  # noqa: E402 - its imports need the path that the line above sets
+import recipe  # noqa: E402 - found by that path
+import serve  # noqa: E402 - found by that path
 
 PROBE = HERE.parents[1] / "probe"
 BROKEN = "BROKEN ON PURPOSE"

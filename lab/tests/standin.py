@@ -107,6 +107,7 @@ class Server:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self.pve.start(str(layout.certificate), str(layout.certificate_key)))
         self.context = ssl.create_default_context(cafile=str(layout.ca))
+        self.logins: dict[str, dict[str, str]] = {"none": {}}
         ticket = self.call("none", "POST", "/access/ticket", {"username": "root@pam", "password": PASSWORD})[2]["data"]
         cookie = {"Cookie": "PVEAuthCookie=" + ticket["ticket"]}
         self.logins.update(
@@ -116,8 +117,6 @@ class Server:
             deploy={"Authorization": "PVEAPIToken=deploy@pve!ci=t-deploy"},
             badtok={"Authorization": "PVEAPIToken=deploy@pve!ci=wrong"},
         )
-
-    logins: dict[str, dict[str, str]] = {"none": {}}  # noqa: RUF012  # filled once, by the login above
 
     def wait(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)

@@ -90,17 +90,22 @@ def worked_but(status: int, reason: str) -> Callable[[web.Request, Any], Any]:
     return fault
 
 
+def broken_off(request: web.Request) -> web.Response:
+    """Nothing of this answer arrives."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
 async def reset(request: web.Request, handler: Any) -> web.Response:
     """The connection breaks before anything was done."""
-    request.transport.abort()  # type: ignore[union-attr] - a request under way has its transport
-    return web.Response()
+    return broken_off(request)
 
 
 async def worked_and_reset(request: web.Request, handler: Any) -> web.Response:
     """The connection breaks after everything was done."""
     await handler(request)
-    request.transport.abort()  # type: ignore[union-attr] - as above
-    return web.Response()
+    return broken_off(request)
 
 
 async def expired(request: web.Request, handler: Any) -> web.Response:

@@ -26,9 +26,9 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     for name in VARIABLES:
         monkeypatch.delenv(f"PIVOT_PROBE_{name}", raising=False)
     import pivot_probe.guard  # noqa: PLC0415 - importable only now
-    import pivot_probe.journal  # noqa: PLC0415
-    import pivot_probe.record  # noqa: PLC0415
-    import pivot_probe.settings  # noqa: PLC0415
+    import pivot_probe.journal  # noqa: PLC0415 - importable only now
+    import pivot_probe.record  # noqa: PLC0415 - importable only now
+    import pivot_probe.settings  # noqa: PLC0415 - importable only now
 
     return pivot_probe
 

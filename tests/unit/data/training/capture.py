@@ -13,15 +13,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
 sys.path.insert(0, str(ROOT / "lab/models"))
 
-import recipe  # noqa: E402 - the line above makes the next ones importable
-import torch  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-from train_target import load  # noqa: E402
+import recipe  # noqa: E402 - found by the path that the line above sets
+from train_target import load  # noqa: E402 - found by that path
 
 TOKENS = 150
 
