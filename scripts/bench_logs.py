@@ -23,8 +23,9 @@ from typing import Any
 import yaml
 
 from pivot import bundle
-from pivot.logs import NcclLog, ServerLog
+from pivot.gpu_logs import NcclLog
 from pivot.redact import Redactor
+from pivot.server_log import ServerLog
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_MBPS = 30.0

@@ -19,8 +19,9 @@ from typing import Any
 
 from pivot.evidence import Answer, BundleError, Facts, Process, read
 from pivot.findings import Severity
-from pivot.logs import Evidence, Phase, Run
+from pivot.log_lines import Evidence
 from pivot.report import duration
+from pivot.server_log import Phase, Run
 from pivot.suspects import SHOWN_LINES, Suspect, silent_after_init, suspects
 
 LOOP = 2  # failed starts in a row that are a loop
@@ -308,7 +309,7 @@ def _stopped(facts: Facts) -> Verdict | None:
 
 
 def phase_now(run: Run) -> tuple[str, Evidence | None]:
-    """The phase that a start is in, and the line that began it; the names are those of `pivot.logs.phases`."""
+    """The phase that a start is in, and the line that began it; the names are those of `pivot.server_log.phases`."""
     if run.loading is not None:
         return f"weights of the {'drafter' if run.loads else 'target'}", run.loading
     if run.capturing is not None:

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pivot.logs import Evidence, KernelLog, NcclLog, Note, Run, ServerLog
+from pivot.gpu_logs import KernelLog, NcclLog
+from pivot.log_lines import Evidence, Note
+from pivot.server_log import Run, ServerLog
 
 TEXT_LIMIT = 8 << 20  # bytes of a file that is read as a whole; logs are streamed
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 
 from pivot.evidence import Facts
 from pivot.findings import Finding, Severity
-from pivot.logs import SHM, Evidence, Note, Run
+from pivot.log_kinds import SHM
+from pivot.log_lines import Evidence, Note
+from pivot.server_log import Run
 
 NEAR_ONE = 1.15  # an accept length up to this is a drafter that gives nothing
 DECLINE = 0.75  # share of the accept length that is left in long contexts, below which it is worth a word

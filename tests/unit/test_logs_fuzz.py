@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pivot import logs
+from pivot import gpu_logs, server_log
 from pivot.diagnosis import diagnose, render
 from pivot.evidence import Facts
 from pivot.redact import Redactor
@@ -59,7 +59,7 @@ class Dribble(io.RawIOBase):
         return self._inner.read(self._step)
 
 
-def summary(log: logs.ServerLog) -> object:
+def summary(log: server_log.ServerLog) -> object:
     """What a log said, to be compared."""
     return (
         [
@@ -78,9 +78,11 @@ def summary(log: logs.ServerLog) -> object:
 @example(b"Decode batch, #running-req: 0, #token: 1, accept len: 1e5,")
 @example(b"h:1:2 [3] NCCL INFO comm rank 1 nranks 99999999 Init COMPLETE")
 def test_no_reader_stumbles_and_every_log_has_a_diagnosis(raw: bytes) -> None:
-    log = logs.ServerLog().read(io.BytesIO(raw))
-    nccl, kernel = logs.NcclLog().read(io.BytesIO(raw)), logs.KernelLog().read(io.BytesIO(raw))
-    facts = Facts("x", "h", "sglang.service", 1764410400.0, log, logs.ServerLog("before"), nccl=nccl, kernel=kernel)
+    log = server_log.ServerLog().read(io.BytesIO(raw))
+    nccl, kernel = gpu_logs.NcclLog().read(io.BytesIO(raw)), gpu_logs.KernelLog().read(io.BytesIO(raw))
+    facts = Facts(
+        "x", "h", "sglang.service", 1764410400.0, log, server_log.ServerLog("before"), nccl=nccl, kernel=kernel
+    )
     found = diagnose(facts)
     assert found.verdict.why
     assert render(found).isprintable() is False  # several lines
@@ -91,7 +93,7 @@ def test_no_reader_stumbles_and_every_log_has_a_diagnosis(raw: bytes) -> None:
 @QUICK
 @given(spoiled(), st.integers(1, 40))
 def test_how_a_log_comes_in_does_not_matter(raw: bytes, step: int) -> None:
-    whole, slow = logs.ServerLog(), logs.ServerLog()
+    whole, slow = server_log.ServerLog(), server_log.ServerLog()
     whole.read(io.BytesIO(raw))
     slow.read(Dribble(raw, step))  # type: ignore[arg-type] - only read() is used
     assert summary(whole) == summary(slow)
@@ -100,7 +102,7 @@ def test_how_a_log_comes_in_does_not_matter(raw: bytes, step: int) -> None:
 @QUICK
 @given(st.lists(st.sampled_from(LINES), max_size=30))
 def test_windows_line_ends_say_the_same(lines: list[bytes]) -> None:
-    unix, windows = logs.ServerLog(), logs.ServerLog()
+    unix, windows = server_log.ServerLog(), server_log.ServerLog()
     unix.read(io.BytesIO(b"".join(line + b"\n" for line in lines)))
     windows.read(io.BytesIO(b"".join(line + b"\r\n" for line in lines)))
     assert summary(unix) == summary(windows)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from pivot import logs
+from pivot import gpu_logs, server_log
 
 DATA = Path(__file__).parent / "data/logs"
 
 
-def server(text: str | bytes, **options: str) -> logs.ServerLog:
+def server(text: str | bytes, **options: str) -> server_log.ServerLog:
     raw = text if isinstance(text, bytes) else text.encode()
-    return logs.ServerLog(**options).read(io.BytesIO(raw))
+    return server_log.ServerLog(**options).read(io.BytesIO(raw))
 
 
-def recorded(name: str) -> logs.Run:
+def recorded(name: str) -> server_log.Run:
     """The one run of a log that SGLang 0.5.23 wrote on a CPU."""
     log = server((DATA / f"{name}-0.5.23.log").read_bytes())
     assert log.starts == 1
@@ -298,8 +298,8 @@ def test_long_logs_take_no_more_memory() -> None:
         "[10:00:00] Decode batch, #running-req: 1, #token: 9, accept len: 2.00, gen throughput (token/s): 1.0, x: 1\n"
     )
     log = server((line + "RuntimeError: again\n" + B17) * 2000)
-    assert log.starts > logs.RUNS
-    assert len(log.runs) == logs.RUNS
+    assert log.starts > server_log.RUNS
+    assert len(log.runs) == server_log.RUNS
     assert max(len(run.errors) for run in log.runs) <= 12
 
 
@@ -312,7 +312,7 @@ llm01:2200:2300 [{0}] NCCL INFO ncclCommInitRank comm 0x1 rank {0} nranks 2 cuda
 
 
 def test_nccl_initialised_and_silent() -> None:
-    log = logs.NcclLog().read(io.BytesIO(b"".join(NCCL.format(rank).encode() for rank in (0, 1))))
+    log = gpu_logs.NcclLog().read(io.BytesIO(b"".join(NCCL.format(rank).encode() for rank in (0, 1))))
     assert (len(log.complete), len(log.missing), log.size) == (2, 0, 2)
     assert {one.rank for one in log.ranks.values()} == {0, 1}
     assert sum(one.collectives for one in log.ranks.values()) == 0
@@ -321,12 +321,12 @@ def test_nccl_initialised_and_silent() -> None:
 
 def test_nccl_a_rank_that_does_not_get_there() -> None:
     text = NCCL.format(0) + NCCL.format(1).splitlines()[0] + "\n"
-    log = logs.NcclLog().read(io.BytesIO(text.encode()))
+    log = gpu_logs.NcclLog().read(io.BytesIO(text.encode()))
     assert [one.rank for one in log.missing] == [1]
 
 
 def test_nccl_of_several_files_and_with_times() -> None:
-    log = logs.NcclLog()
+    log = gpu_logs.NcclLog()
     for rank in (0, 1):
         text = "".join(f"[2026-11-29 10:00:00] {line}\n" for line in NCCL.format(rank).splitlines())
         log.read(io.BytesIO(text.encode()), f"nccl/{rank}.log")
@@ -344,7 +344,7 @@ def test_nccl_b15() -> None:
         "llm01:2200:2300 [3] NCCL WARN Error: failed to extend /dev/shm/nccl-Ab12Cd to 9637892 bytes, error: "
         "No space left on device (28)\n"
     )
-    log = logs.NcclLog().read(io.BytesIO(line.encode()))
+    log = gpu_logs.NcclLog().read(io.BytesIO(line.encode()))
     assert set(log.notes) == {"shm-full"}
 
 
@@ -353,7 +353,7 @@ def test_nccl_a_name_of_garbage() -> None:
         "llm01:1:2 [0] NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-\x01\x7f (size 0), "
         "error: No such file or directory (2)\n"
     )
-    log = logs.NcclLog().read(io.BytesIO(line.encode()))
+    log = gpu_logs.NcclLog().read(io.BytesIO(line.encode()))
     assert set(log.notes) == {"shm-name"}
 
 
@@ -365,7 +365,7 @@ def test_kernel_messages_b13() -> None:
         "2026-11-29T10:00:00.000000+0000 h kernel: NVRM: API mismatch: client 580.105.08, module 580.95.05\n"
         "[ 901.0] Out of memory: Killed process 4242 (python) total-vm:1kB\n"
     )
-    log = logs.KernelLog().read(io.BytesIO(text.encode()))
+    log = gpu_logs.KernelLog().read(io.BytesIO(text.encode()))
     assert [(xid.device, xid.number, xid.klass) for xid in log.xids] == [
         ("0000:a1:00", 62, "fatal"),
         ("0000:a1:00", 154, "fatal"),
