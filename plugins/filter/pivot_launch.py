@@ -1,10 +1,10 @@
-"""Thin adapter: decisions of `pivot.launch` and `pivot.server_log` as filters."""
+"""Thin adapter: decisions of `pivot.launch` and `pivot.starts` as filters."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pivot import drift, launch, nccl, paths, server_log
+from pivot import drift, launch, nccl, paths, starts
 
 
 def check(flags: Mapping[str, Any], environment: Mapping[str, Any], subject: str) -> list[dict[str, str]]:
@@ -14,7 +14,7 @@ def check(flags: Mapping[str, Any], environment: Mapping[str, Any], subject: str
 
 def phases(lines: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
     """Phases of a start, as dictionaries."""
-    return [dataclasses.asdict(phase) for phase in server_log.phases(lines)]
+    return [dataclasses.asdict(phase) for phase in starts.phases(lines)]
 
 
 def argv(flags: Mapping[str, Any], python: str, config: str) -> list[str]:
@@ -74,6 +74,6 @@ class FilterModule:
             "pivot_launch_space": space,
             "pivot_launch_unit_words": launch.unit_words,
             "pivot_launch_view_digest": launch.view_digest,
-            "pivot_logs_cause": server_log.cause,
+            "pivot_logs_cause": starts.cause,
             "pivot_logs_phases": phases,
         }

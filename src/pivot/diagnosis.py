@@ -21,7 +21,8 @@ from pivot.evidence import Answer, BundleError, Facts, Process, read
 from pivot.findings import Severity
 from pivot.log_lines import Evidence
 from pivot.report import duration
-from pivot.server_log import Phase, Run
+from pivot.server_log import Run
+from pivot.starts import Phase
 from pivot.suspects import SHOWN_LINES, Suspect, silent_after_init, suspects
 
 LOOP = 2  # failed starts in a row that are a loop
@@ -309,7 +310,7 @@ def _stopped(facts: Facts) -> Verdict | None:
 
 
 def phase_now(run: Run) -> tuple[str, Evidence | None]:
-    """The phase that a start is in, and the line that began it; the names are those of `pivot.server_log.phases`."""
+    """The phase that a start is in, and the line that began it; the names are those of `pivot.starts.phases`."""
     if run.loading is not None:
         return f"weights of the {'drafter' if run.loads else 'target'}", run.loading
     if run.capturing is not None:

@@ -10,83 +10,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import BinaryIO
 
+from pivot.decode_lines import Decode, Raw
 from pivot.gpu_logs import NCCL, NcclLog
 from pivot.log_kinds import NOTES, SHM
-from pivot.log_lines import KEPT, PREFIX, SHOWN, Clock, Evidence, Line, Note, add_note, line_text, split_lines
+from pivot.log_lines import KEPT, SHOWN, Clock, Evidence, Line, Note, add_note, line_text, split_lines
+from pivot.starts import BEGIN, CAPTURE, END, FOLLOW_UP, READY, Phase, phases
 
-READY = "The server is fired up and ready to roll"
 RUNS = 24  # runs of one log that are kept in detail
-_BEGIN = "Load weight begin"
-_END = re.compile(r"Load weight end\b.*?\btype=(\w+)")
-_CAPTURE = re.compile(r"Capture [\w \-]*?\b(begin|end)\b")
-_ERROR = re.compile(r"^(?:\[[^\]]*\] )?([A-Za-z_.]*(?:Error|Exception)\b: .*|.*error: .*)$")
-# what every start prints on the way down, whatever the cause
-_FOLLOW_UP = ("SIGQUIT", "Child process", "EOFError", "scheduler died during initialization", "Initialization failed")
 
-
-# --- phases and cause of one start, from messages that somebody else has read
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Phase:
-    """A part of a start: what it was and how many seconds it took."""
-
-    name: str
-    seconds: float
-
-
-def phases(lines: Sequence[tuple[float, str]]) -> list[Phase]:
-    """Phases of one start from its journal: (unix time, message) pairs, the first being the start itself.
-
-    Every milestone ends a phase, so that the seconds add up to the whole start. Of several ranks, which all print
-    the same milestones, the first that is seen counts.
-    """
-    found: list[Phase] = []
-    if not lines:
-        return found
-    last = lines[0][0]
-    leader: str | None = None
-
-    def end(name: str, now: float) -> None:
-        nonlocal last
-        found.append(Phase(name, round(now - last, 1)))
-        last = now
-
-    for now, message in lines:
-        loaded, capture = _END.search(message), _CAPTURE.search(message)
-        if READY in message:
-            end("warm-up", now)
-            break
-        if not (loaded or capture or _BEGIN in message):
-            continue
-        prefix = PREFIX.match(message)
-        rank = prefix.group(4).strip() if prefix else ""
-        leader = rank if leader is None else leader
-        if rank != leader:
-            continue
-        if loaded:
-            end(f"weights of {loaded.group(1)}", now)
-        elif capture:
-            end("CUDA graphs" if capture.group(1) == "end" else "memory pools", now)
-        else:
-            end("imports" if not found else "memory pools", now)
-    return found
-
-
-def cause(messages: Sequence[str]) -> str | None:
-    """The message that explains a failed start: the first error that is not the consequence of another."""
-    for message in messages:
-        match = _ERROR.match(message.strip())
-        if match and not any(word in message for word in _FOLLOW_UP):
-            return match.group(1)
-    return None
-
-
-# --- what a server says, apart from what any log may say (`pivot.log_kinds`)
-
+# what a server says, apart from what any log may say (`pivot.log_kinds`)
 _SYSTEMD = re.compile(r"(Starting|Started|Stopping|Stopped) (\S+)|(\S+): (Deactivated successfully)")
 _EXCEPTION = re.compile(r"(?:\w+\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Timeout))(?:: ?.*)?$")
 _ACCESS = re.compile(r'"GET /(health\w*)[ ?][^"]*" (\d{3})|GET /(health\w*) (\d{3})')
@@ -126,78 +61,6 @@ class Load:
     quant: str
     available: float | None
     evidence: Evidence
-
-
-Raw = tuple[int, bytes]  # a line's number and contents: made into evidence only when somebody asks
-
-
-class Decode:
-    """What the decode lines say: acceptance and speed, whole, at the end, and by the length of the context."""
-
-    def __init__(self) -> None:
-        self.lines = 0
-        self.with_length = 0
-        self.total = 0.0
-        self.lowest: tuple[float, Raw] | None = None
-        self.highest: tuple[float, Raw] | None = None
-        self.recent: collections.deque[tuple[float, Raw]] = collections.deque(maxlen=5)
-        self.steps: collections.Counter[float] = collections.Counter()  # accept length in steps of 0.25 → lines
-        # power of two of the tokens a request holds → lines, sum of accept lengths, the last line
-        self.by_context: dict[int, tuple[int, float, Raw]] = {}
-        self.speed_total = 0.0
-        self.speeds = 0
-        self.last: Raw | None = None
-
-    @property
-    def accept_length(self) -> float | None:
-        """Mean over the lines, None without speculation."""
-        return self.total / self.with_length if self.with_length else None
-
-    @property
-    def speed(self) -> float | None:
-        """Mean generated tokens per second over the lines."""
-        return self.speed_total / self.speeds if self.speeds else None
-
-    def add(self, number: int, raw: bytes, start: int) -> None:
-        """Take one line; start: where its message begins."""
-        self.lines += 1
-        self.last = place = (number, raw)
-        speed = _figure(raw, b"gen throughput (token/s): ", start)
-        if speed is not None:
-            self.speeds += 1
-            self.speed_total += speed
-        value = _figure(raw, b", accept len: ", start)
-        if value is None:
-            return
-        self.with_length += 1
-        self.total += value
-        self.recent.append((value, place))
-        self.steps[min(int(value * 4 + 0.5) / 4, 64.0)] += 1
-        if self.lowest is None or value < self.lowest[0]:
-            self.lowest = (value, place)
-        if self.highest is None or value > self.highest[0]:
-            self.highest = (value, place)
-        running, tokens = _figure(raw, b"#running-req: ", start), _figure(raw, b"token: ", start)
-        if running and tokens:
-            bucket = int(tokens / running).bit_length()
-            count, total, _ = self.by_context.get(bucket, (0, 0.0, place))
-            self.by_context[bucket] = (count + 1, total + value, place)
-
-
-def _figure(raw: bytes, name: bytes, start: int) -> float | None:
-    """The number behind a name, None when there is none; digits and dots alone, so that nothing is infinite."""
-    begin = raw.find(name, start)
-    if begin < 0:
-        return None
-    begin += len(name)
-    end = raw.find(b",", begin)
-    text = raw[begin : end if end >= 0 else None]
-    if len(text) > 15 or not text[:1].isdigit():
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _number(text: str) -> float:
@@ -252,7 +115,7 @@ class Run:
     def cause(self) -> tuple[str, Evidence] | None:
         """The first error that is not the consequence of another."""
         for text, evidence, _ in self.errors:
-            if not any(word in text for word in _FOLLOW_UP):
+            if not any(word in text for word in FOLLOW_UP):
                 return text, evidence
         return None
 
@@ -373,9 +236,9 @@ class ServerLog:
 
     def _milestone(self, run: Run, line: Line, evidence: Evidence) -> None:
         text = line.text
-        loaded = _END.search(text) if "Load weight end" in text else None
-        capture = _CAPTURE.search(text) if "Capture " in text else None
-        begin = _BEGIN in text
+        loaded = END.search(text) if "Load weight end" in text else None
+        capture = CAPTURE.search(text) if "Capture " in text else None
+        begin = BEGIN in text
         if READY in text:
             run.ready = run.ready or evidence
             run.ready_time = line.time if run.ready_time is None else run.ready_time

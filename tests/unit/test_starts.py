@@ -1,4 +1,4 @@
-from pivot import server_log
+from pivot import starts
 
 START = [
     (100.0, "Started sglang.service"),
@@ -12,7 +12,7 @@ START = [
 
 
 def test_phases_of_field_case_b17_add_up_to_the_whole_start():
-    assert [(phase.name, phase.seconds) for phase in server_log.phases(START)] == [
+    assert [(phase.name, phase.seconds) for phase in starts.phases(START)] == [
         ("imports", 12.5),
         ("weights of KimiK25ForConditionalGeneration", 251.0),
         ("memory pools", 1.0),
@@ -22,8 +22,8 @@ def test_phases_of_field_case_b17_add_up_to_the_whole_start():
 
 
 def test_a_start_without_milestones_has_no_phases():
-    assert server_log.phases([]) == []
-    assert server_log.phases([(1.0, "Started")]) == []
+    assert starts.phases([]) == []
+    assert starts.phases([(1.0, "Started")]) == []
 
 
 def test_the_cause_is_the_first_error_not_its_consequences():
@@ -33,12 +33,12 @@ def test_the_cause_is_the_first_error_not_its_consequences():
         "ValueError: captured 2 of 3 aux hidden states",
         "EOFError: Child process unexpectedly failed",
     ]
-    assert server_log.cause(messages) == "ValueError: captured 2 of 3 aux hidden states"
+    assert starts.cause(messages) == "ValueError: captured 2 of 3 aux hidden states"
 
 
 def test_argparse_errors_are_causes_too():
-    assert server_log.cause(["launch_server.py: error: unrecognized arguments: --frob"]).endswith("--frob")
+    assert starts.cause(["launch_server.py: error: unrecognized arguments: --frob"]).endswith("--frob")
 
 
 def test_an_uneventful_log_has_no_cause():
-    assert server_log.cause(["Load weight begin", "errors: none so far, all is well"]) is None
+    assert starts.cause(["Load weight begin", "errors: none so far, all is well"]) is None
