@@ -102,9 +102,8 @@ def _values(found: Diagnosis, path: Path) -> Iterator[tuple[tuple[str, str], str
     packages = packages.get("packages") if isinstance(packages, dict) else None
     for name, value in sorted(packages.items()) if isinstance(packages, dict) else ():
         yield ("packages", str(name)), str(value)
-    module, library = facts.driver
-    yield ("driver", "module"), module or ABSENT
-    yield ("driver", "libcuda"), library or ABSENT
+    yield ("driver", "module"), facts.machine.module or ABSENT
+    yield ("driver", "libcuda"), facts.machine.library or ABSENT
     yield ("driver", "kernel"), str(_mapping(facts.manifest.get("host_facts")).get("kernel", ABSENT))
     ids = layer_ids(path)
     yield ("layers", "ids"), ABSENT if ids is None else str(list(ids))

@@ -17,19 +17,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pivot.evidence import Answer, BundleError, Facts, Process, read
+from pivot.evidence import Answer, BundleError, Facts, read
 from pivot.findings import Severity
 from pivot.log_lines import Evidence
 from pivot.report import duration
 from pivot.server_log import Run
 from pivot.starts import Phase
-from pivot.suspects import SHOWN_LINES, Suspect, silent_after_init, suspects
+from pivot.suspect import SHOWN_LINES, Suspect
+from pivot.suspects import suspects
+from pivot.suspects_ranks import nothing_after, process_line, silent_after_init
+from pivot.suspects_told import ASIDE
 
 LOOP = 2  # failed starts in a row that are a loop
 SLOW = 3  # times the usual duration after which a phase is suspect
 PATIENCE = 600.0  # seconds without a new milestone before silence means something
 BUSY = 60.0  # a decode line this recent says that the server works, whatever /health says
-MEANT = frozenset({"DIAG-LOG-GAP", "DIAG-GPU-ECC", "DIAG-HEALTH-SLOW"})  # do not make a served answer bad
+# do not make a served answer bad
+MEANT = frozenset(row[1] for row in ASIDE).union(
+    "DIAG-LOG-GAP DIAG-GPU-ECC DIAG-HEALTH-SLOW DIAG-NCCL-SILENT DIAG-FLIGHT-EMPTY".split(),
+    "DIAG-PCIE-LINK DIAG-PCIE-WIDTH DIAG-BAR1".split(),
+)
 
 
 class State(enum.StrEnum):
@@ -152,14 +159,6 @@ def _alive(facts: Facts) -> bool:
     return True
 
 
-def _broken(run: Run) -> bool:
-    """Whether a run ended, or is ending, by a fault."""
-    if run.clean:
-        return False
-    kinds = {"dead", "hit", "quit", "exited", "failed", "warmup-failed", "start-timeout"}
-    return bool(run.notes.keys() & kinds)
-
-
 def _why(run: Run) -> tuple[str, tuple[Evidence, ...]]:
     """Why a run ended, the most telling line first."""
     if found := run.cause:
@@ -184,14 +183,14 @@ def _looping(facts: Facts) -> Verdict | None:
     runs = [*facts.earlier, *([run] if run else [])]
     failed: list[Run] = []
     for one in reversed(runs):
-        if _broken(one):
+        if one.failed:
             failed.append(one)
         elif one is not run or one.ready is not None:
             break
     given_up = next((note for one in reversed(runs[-2:]) if (note := one.note("gave-up"))), None)
     counter = facts.properties.get("NRestarts", "")
     restarts = int(counter) if counter.isdigit() and len(counter) < 9 else 0
-    serving = run is not None and run.ready is not None and not _broken(run) and _alive(facts)
+    serving = run is not None and run.ready is not None and not run.failed and _alive(facts)
     # systemd's own starts; those of people, one after another, are no loop
     again = max(restarts, sum(one.note("restart") is not None for one in failed))
     if serving or not failed or (given_up is None and (again == 0 or max(again, len(failed)) < LOOP)):
@@ -207,11 +206,11 @@ def _crashed(facts: Facts) -> Verdict | None:
     run = facts.run
     result = facts.properties.get("Result", "success")
     failed = facts.properties.get("ActiveState") == "failed" or (not _alive(facts) and result != "success")
-    if run is not None and _broken(run):
+    if run is not None and run.failed:
         why, evidence = _why(run)
         return Verdict(State.CRASHED, why, evidence)
     if failed:
-        earlier = [one for one in facts.earlier if _broken(one)]
+        earlier = [one for one in facts.earlier if one.failed]
         why, evidence = _why(earlier[-1]) if earlier else (f"the unit's result is {result}", ())
         return Verdict(State.CRASHED, why, (Evidence("unit-properties.txt", 0, f"Result={result}"), *evidence))
     return None
@@ -232,7 +231,7 @@ def _hung(facts: Facts, usual: dict[str, float]) -> Verdict | None:
         return Verdict(
             State.HUNG,
             f"{', '.join(process.name for process in stopped)} is stopped (state {stopped[0].state})",
-            tuple(_process_line(process) for process in stopped[:SHOWN_LINES]),
+            tuple(process_line(process) for process in stopped[:SHOWN_LINES]),
         )
     return _mute(facts, run) if run.ready else _stuck(facts, run, usual)
 
@@ -247,7 +246,7 @@ def _mute(facts: Facts, run: Run) -> Verdict | None:
     asked = [answer for answer in facts.answers.values() if answer.path in ("/health", "/server_info")]
     silent = [answer for answer in asked if answer.status is None or answer.status >= 500]
     failed = run.note("health-failed")
-    if not asked and failed and _nothing_after(run, failed.last):
+    if not asked and failed and nothing_after(run, failed.last):
         return Verdict(State.HUNG, "it was ready, /health failed, and nothing was generated since", (failed.last,))
     if not silent or len(silent) < len(asked):
         return None
@@ -258,11 +257,6 @@ def _mute(facts: Facts, run: Run) -> Verdict | None:
     return Verdict(State.HUNG, "it was ready, and answers no more", (*lines, *((failed.last,) if failed else ())))
 
 
-def _nothing_after(run: Run, evidence: Evidence) -> bool:
-    generated = run.decode.last is not None and run.decode.last[0] > evidence.line
-    return not generated and (run.health_good is None or run.health_good.last.line < evidence.line)
-
-
 def _stuck(facts: Facts, run: Run, usual: dict[str, float]) -> Verdict | None:
     """A start that does not get further."""
     silence = _silence(facts, run)
@@ -271,8 +265,7 @@ def _stuck(facts: Facts, run: Run, usual: dict[str, float]) -> Verdict | None:
     name, _ = phase_now(run)
     limit = max(PATIENCE, SLOW * (_usual_of(name, run, usual) or 0.0))
     for log in (facts.nccl, facts.log.nccl):
-        sent = sum(one.collectives for one in log.ranks.values())
-        if silence > limit and silent_after_init(log.size, len(log.complete), sent):
+        if silence > limit and silent_after_init(log):
             lines = tuple(one.complete for one in log.complete if one.complete)[:SHOWN_LINES]
             words = f"{len(log.complete)} ranks are initialised, and for {duration(silence)} no collective followed"
             return Verdict(State.HUNG, words, lines)
@@ -285,7 +278,7 @@ def _stuck(facts: Facts, run: Run, usual: dict[str, float]) -> Verdict | None:
         return Verdict(
             State.HUNG,
             f"{name} has said nothing for {duration(silence)}, and no process computes or reads",
-            tuple(_process_line(process) for process in facts.processes[:SHOWN_LINES]),
+            tuple(process_line(process) for process in facts.processes[:SHOWN_LINES]),
         )
     return None
 
@@ -375,12 +368,6 @@ def _figures(run: Run) -> str:
         return "ready; the log shows no request yet"
     accept = f"accept length {length:.2f}" if length is not None else "no speculation"
     return f"{accept}{f', {speed:.0f} tok/s' if speed is not None else ''} over {run.decode.lines} decode lines"
-
-
-def _process_line(process: Process) -> Evidence:
-    waits = f", in {process.waits_in}" if process.waits_in not in ("", "0") else ""
-    busy = f", {process.busy:.2f} s of CPU between two looks" if process.busy is not None else ""
-    return Evidence("processes.json", 0, f"pid {process.pid} {process.name}: state {process.state}{busy}{waits}")
 
 
 def _answer_line(answer: Answer) -> Evidence:

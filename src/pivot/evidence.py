@@ -6,18 +6,20 @@ Nothing here looks at anything but the bundle: the answer is the same wherever a
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pivot.gpu_logs import KernelLog, NcclLog
-from pivot.log_lines import Evidence, Note
+from pivot import machine
+from pivot.gpu_logs import FlightLog, KernelLog, NcclLog
+from pivot.log_lines import Evidence, Note, line_text
+from pivot.machine import Machine
 from pivot.server_log import Run, ServerLog
 
-TEXT_LIMIT = 8 << 20  # bytes of a file that is read as a whole; logs are streamed
+RECENT = 6  # runs among which a failure is looked for
+FLIGHT_LIMIT = 64 << 20  # bytes of one rank's dump
 
 
 class BundleError(ValueError):
@@ -64,11 +66,9 @@ class Facts:
     kernel: KernelLog = dataclasses.field(default_factory=KernelLog)
     arguments: dict[str, str] = dataclasses.field(default_factory=dict)
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    volumes: list[tuple[str, str, int, Evidence]] = dataclasses.field(default_factory=list)  # mount, type, % used, line
-    listing: list[tuple[str, float, str, Evidence]] = dataclasses.field(default_factory=list)  # path, unix time, size
-    on_gpus: list[tuple[int, str, Evidence]] = dataclasses.field(default_factory=list)  # pid, name, line
-    memory_events: dict[str, int] = dataclasses.field(default_factory=dict)
-    driver: tuple[str, str] = ("", "")  # of the module, of libcuda
+    flight: FlightLog = dataclasses.field(default_factory=FlightLog)
+    machine: Machine = dataclasses.field(default_factory=Machine)
+    unit_text: str = ""
     lacks: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -77,9 +77,30 @@ class Facts:
         return self.log.current
 
     def note(self, kind: str) -> Note | None:
-        """What the current run's log says of this kind; NCCL's own files count too."""
-        found = self.run.note(kind) if self.run else None
-        return found or self.log.nccl.notes.get(kind) or self.nccl.notes.get(kind)
+        """What is said of this kind by the run in question, or by NCCL's own files.
+
+        The run in question is the current one and, while that is not ready, the latest that failed.
+        """
+        for run in (self.run, self.failure):
+            if run is not None and (found := run.note(kind)):
+                return found
+        return self.log.nccl.notes.get(kind) or self.nccl.notes.get(kind)
+
+    @property
+    def failure(self) -> Run | None:
+        """The latest run that ended badly; None when the server came up after it."""
+        run = self.run
+        for one in reversed([*self.earlier, *([run] if run else [])][-RECENT:]):
+            if one.broken or (one.ended and not one.clean):
+                return one if one is run or run is None or run.ready is None else None
+        return None
+
+    def unit_line(self, name: str, pattern: str) -> Evidence | None:
+        """The first line of the unit as written that sets `name`, and to something that has the pattern."""
+        for number, line in enumerate(self.unit_text.splitlines(), start=1):
+            if re.search(rf"\b{name}=\S*{pattern}", line):
+                return Evidence("unit.txt", number, line_text(line.encode()))
+        return None
 
     @property
     def earlier(self) -> list[Run]:
@@ -106,11 +127,11 @@ def read(path: Path) -> Facts:
         path.name,
         str(manifest.get("host", "")),
         unit,
-        _time(str(manifest.get("time", ""))),
+        machine.unix_time(str(manifest.get("time", ""))),
         _server_log(path, "server.log", unit),
         _server_log(path, "server-before.log", unit),
         manifest=manifest,
-        properties=_pairs(read_text(path / "unit-properties.txt")),
+        properties=_pairs(machine.text(path / "unit-properties.txt")),
     )
     facts.lacks = [
         f"{entry.get('name')}: {entry.get('reason')}"
@@ -119,16 +140,9 @@ def read(path: Path) -> Facts:
         or (entry.get("truncated") and not entry.get("tail"))
     ]
     _processes(facts, path)
-    _machine(facts, path)
-    for file in sorted((path / "nccl").rglob("*")):
-        if file.is_file():
-            with file.open("rb") as stream:
-                facts.nccl.read(stream, file.relative_to(path).as_posix())
-    for name in ("system/kernel.log", "system/node-kernel.log"):
-        if (path / name).is_file():
-            with (path / name).open("rb") as stream:
-                facts.kernel.name = name
-                facts.kernel.read(stream)
+    facts.machine = machine.read(path)
+    facts.unit_text = machine.text(path / "unit.txt")
+    _gpu_logs(facts, path)
     return facts
 
 
@@ -138,6 +152,22 @@ def _server_log(path: Path, name: str, unit: str) -> ServerLog:
         with (path / name).open("rb") as stream:
             log.read(stream)
     return log
+
+
+def _gpu_logs(facts: Facts, path: Path) -> None:
+    """NCCL's logs, the flight recorder's dumps and the kernel's messages."""
+    for file in sorted((path / "nccl").rglob("*")):
+        if file.is_file():
+            with file.open("rb") as stream:
+                facts.nccl.read(stream, file.relative_to(path).as_posix())
+    for file in sorted((path / "flight").rglob("*.json")):
+        if rank := re.search(r"(\d{1,5})\.json$", file.name):
+            facts.flight.add(read_json(file, FLIGHT_LIMIT), int(rank.group(1)), file.relative_to(path).as_posix())
+    for name in ("system/kernel.log", "node/kernel.log"):
+        if (path / name).is_file():
+            with (path / name).open("rb") as stream:
+                facts.kernel.name = name
+                facts.kernel.read(stream)
 
 
 def _processes(facts: Facts, path: Path) -> None:
@@ -171,7 +201,7 @@ def arguments(path: Path) -> dict[str, str]:
     """Flags as the server was started with them: launch.yaml, overruled by the command line; dashes left away."""
     found: dict[str, str] = {}
     for file in sorted((path / "config").rglob("launch.yaml")):
-        for line in read_text(file).splitlines():
+        for line in machine.text(file).splitlines():
             match = re.match(r"[\"']?([a-z][\w-]*)[\"']?\s*:\s*(\S.*?)\s*$", line)
             if match:
                 found[match.group(1).replace("_", "-")] = match.group(2).strip("\"'")
@@ -185,48 +215,10 @@ def arguments(path: Path) -> dict[str, str]:
     return found
 
 
-def _machine(facts: Facts, path: Path) -> None:
-    """Volumes, shared memory, GPUs, memory and driver."""
-    for number, line in enumerate(read_text(path / "system/df.txt").splitlines(), start=1):
-        fields = line.split()
-        used = next((index for index, field in enumerate(fields) if re.fullmatch(r"\d{1,3}%", field)), 0)
-        if used >= 5 and used + 1 < len(fields):
-            evidence = Evidence("system/df.txt", number, " ".join(fields))
-            facts.volumes.append((fields[used + 1], fields[1], int(fields[used][:-1]), evidence))
-    for number, line in enumerate(read_text(path / "system/listing.txt").splitlines(), start=1):
-        size, _, rest = line.strip().partition(" ")
-        when, _, name = rest.strip().partition(" ")
-        if size.isdigit() and (time := _time(when)) is not None:
-            facts.listing.append((name, time, size, Evidence("system/listing.txt", number, line.strip())))
-    for number, line in enumerate(read_text(path / "system/gpu-processes.txt").splitlines(), start=1):
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) > 1 and fields[0].isdigit() and len(fields[0]) < 10:
-            facts.on_gpus.append(
-                (int(fields[0]), fields[1], Evidence("system/gpu-processes.txt", number, line.strip()))
-            )
-    for file in sorted((path / "system").rglob("*memory.events")):
-        for line in read_text(file).splitlines():
-            name, _, value = line.partition(" ")
-            if value.strip().isdigit():
-                facts.memory_events[name] = max(facts.memory_events.get(name, 0), int(value))
-    module = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", read_text(path / "system/proc/driver/nvidia/version"))
-    library = re.search(r"libcuda\.so\.(\d{3}\.\d+(?:\.\d+)?)", read_text(path / "system/libraries.txt"))
-    facts.driver = (module.group(1) if module else "", library.group(1) if library else "")
-
-
-def read_text(path: Path) -> str:
-    """A short file, or its beginning; empty when there is none."""
-    try:
-        with path.open("rb") as stream:
-            return stream.read(TEXT_LIMIT).decode("utf-8", "replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-
-
-def read_json(path: Path) -> Any:
+def read_json(path: Path, limit: int = machine.TEXT_LIMIT) -> Any:
     """A JSON file's content; None when there is none, or when it is no JSON (a cut file)."""
     try:
-        return json.loads(read_text(path) or "null")
+        return json.loads(machine.text(path, limit) or "null")
     except (ValueError, RecursionError):
         return None
 
@@ -245,11 +237,3 @@ def _whole(value: object) -> int:
 
 def _figure(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def _time(text: str) -> float | None:
-    """Unix time of ``2026-11-29T101500Z`` or ``2026-11-29T10:15:00Z``."""
-    try:
-        return datetime.datetime.strptime(text.replace(":", ""), "%Y-%m-%dT%H%M%S%z").timestamp()
-    except ValueError:
-        return None

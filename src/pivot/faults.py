@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import dataclasses
 import functools
 import re
@@ -57,6 +58,7 @@ WORKED_OUT = {
     "VAR-EXPRESSION": ("error", "… cannot be worked out: …", "correct the expression there, or what it reads"),
     "DRAFTER-ENGINE-FAULT": ("error or warning", "this version has a known fault: …", "see the list at the end"),
 }
+SHARED = {"Findings": "configs.py", "suspect": "suspect.py"}  # what wraps a finding for others, and where it stands
 FIELDS = ("code", "severity", "subject", "message", "fix")
 
 
@@ -82,13 +84,14 @@ class _Wrapper:
 def sites() -> list[Site]:
     """All places, in the order of modules and lines."""
     found: list[Site] = []
-    shared = _wrappers(ast.parse((HERE / "configs.py").read_text(encoding="utf-8")))
+    shared = {name: _wrappers(ast.parse((HERE / file).read_text(encoding="utf-8"))) for name, file in SHARED.items()}
     for path in sorted([*HERE.glob("*.py"), *(HERE.parents[1] / "plugins/action").glob("*.py")]):
         if path.name == Path(__file__).name:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-        wrappers = {**(shared if "Findings" in imported else {}), **_wrappers(tree)}
+        given = [shared[name] for name in SHARED.keys() & imported]
+        wrappers = dict(collections.ChainMap(_wrappers(tree), *given))
         found += _Module(path.stem, tree, wrappers).sites()
     return found
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from typing import BinaryIO
 
-from pivot.log_kinds import NOTES
+from pivot.log_kinds import kinds_of
 from pivot.log_lines import KEPT, SHOWN, Clock, Evidence, Line, Note, add_note, line_text, split_lines
 
 NCCL = re.compile(r"^(?:\[[^\]]*\] )?(\S+?):(\d+):(\d+) \[(\d+)\] (?:\S+:\d+ )?NCCL (\w+) ?(.*)")
+NCCL_KINDS = frozenset(
+    {"shm-full", "shm-name", "shm-denied", "volume-full", "memlock", "gpu-memory"}
+    | {"devices", "driver", "cuda", "peer", "graph-file"}
+)
 _NCCL_INIT = re.compile(rb"\brank (\d{1,6}) nranks (\d{1,6})\b.*\bInit (START|COMPLETE)")
 
 
@@ -71,10 +76,9 @@ class NcclLog:
             self.warning_count += 1
             if len(self.warnings) < self.WARNINGS:
                 self.warnings.append((text[:SHOWN], evidence))
-        for kind in ("shm-full", "shm-name", "shm-denied", "gpu-memory", "driver", "cuda", "peer"):
-            if level == "WARN" and (found := NOTES[kind][1].search(text)):
-                groups = tuple(group for group in found.groups() if group)
-                add_note(self.notes, kind, evidence, line.time, groups)
+            for kind, groups in kinds_of(text):
+                if kind in NCCL_KINDS:
+                    add_note(self.notes, kind, evidence, line.time, groups)
         if version := re.match(r"(?:NCCL )?version (\d[\w.+]*)", text):
             self.version = self.version or version.group(1)
 
@@ -93,6 +97,10 @@ class NcclLog:
                 one.transports.add(name)
         elif b": opCount " in text[:40]:
             one.collectives += 1
+        elif text.startswith(b"cuMem host "):
+            evidence = Evidence(file or self.name, number, line_text(raw))
+            for kind, groups in kinds_of(evidence.text):
+                add_note(self.notes, kind, evidence, None, groups)
         elif b" nranks " in text and (init := _NCCL_INIT.search(text)):
             self.size = max(self.size or 0, int(init.group(2)))
             evidence = Evidence(file or self.name, number, line_text(raw))
@@ -117,6 +125,11 @@ class NcclLog:
         return one
 
     @property
+    def collectives(self) -> int:
+        """How many collectives all ranks have logged."""
+        return sum(rank.collectives for rank in self.ranks.values())
+
+    @property
     def complete(self) -> list[NcclRank]:
         """Ranks whose communicator is there."""
         return [rank for rank in self.ranks.values() if rank.complete]
@@ -125,6 +138,70 @@ class NcclLog:
     def missing(self) -> list[NcclRank]:
         """Ranks that began and did not get there, while the log shows beginnings."""
         return [rank for rank in self.ranks.values() if rank.started and not rank.complete]
+
+
+# --- torch's flight recorder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Last:
+    """The last collective of a rank in a group. sequence: which one of the group's; pending: it did not come back."""
+
+    rank: int
+    group: str
+    sequence: int
+    name: str
+    pending: bool
+    evidence: Evidence
+
+
+class FlightLog:
+    """Dumps of the flight recorder, one a rank, as JSON."""
+
+    def __init__(self) -> None:
+        self.last: list[Last] = []
+        self.empty: list[Evidence] = []
+
+    def add(self, dump: object, rank: int, file: str) -> None:
+        """Take the dump of one rank; what is no dump says nothing."""
+        entries = dump.get("entries") if isinstance(dump, dict) else None
+        if not isinstance(entries, list):
+            return
+        if not entries:
+            self.empty.append(Evidence(file, 0, "no entries"))
+        groups: dict[str, Last] = {}
+        for entry in entries:
+            sequence = entry.get("collective_seq_id") if isinstance(entry, dict) else None
+            if not isinstance(sequence, int):
+                continue
+            group, name, state = (str(entry.get(key)) for key in ("process_group", "profiling_name", "state"))
+            evidence = Evidence(file, 0, f"rank {rank}, group {group}: {name} {sequence} is {state}"[:SHOWN])
+            if group not in groups or sequence >= groups[group].sequence:
+                groups[group] = Last(rank, group, sequence, name, state != "completed", evidence)
+        self.last += groups.values()
+
+    def behind(self) -> list[Last]:
+        """Ranks that are not where the others of their group wait: at an earlier collective, or at another one."""
+        return [last for last in self.last if last not in self._waiting() and self._waited_for(last)]
+
+    def ahead(self) -> list[Last]:
+        """Ranks that wait for those."""
+        groups = {last.group for last in self.behind()}
+        return [last for last in self._waiting() if last.group in groups]
+
+    def _waiting(self) -> list[Last]:
+        """Those at the furthest collective of a group, which has not come back; where they differ, the most of them."""
+        found = []
+        for group in dict.fromkeys(last.group for last in self.last):
+            members = [last for last in self.last if last.group == group]
+            most = max(last.sequence for last in members)
+            there = [last for last in members if last.sequence == most and last.pending]
+            names = collections.Counter(last.name for last in there).most_common(1)
+            found += [last for last in there if last.name == names[0][0]]
+        return found
+
+    def _waited_for(self, last: Last) -> bool:
+        return any(one.group == last.group for one in self._waiting())
 
 
 # --- the kernel
@@ -145,12 +222,17 @@ XIDS = {
     "memory": frozenset({48, 63, 64, 92, 94, 95}),
     "fatal": frozenset({62, 74, 79, 119, 120, 154, 169}),
 }
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+?)\): (\d{1,5})")
+_BOOT = re.compile(r"\bLinux version \d+\.\d+\S* \(")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+?)\): *(\d{1,5})")
 _KERNEL = {
     "host-memory": re.compile(r"Out of memory: Killed process|oom-kill:|Memory cgroup out of memory"),
     "driver": re.compile(r"NVRM: API mismatch"),
     "fell-off": re.compile(r"GPU has fallen off the bus|NVRM: GPU at \S+ has been lost"),
     "link": re.compile(r"AER: .*(?:Uncorrect|Fatal)|Surprise Link Down|PCIe Bus Error: severity=(?:Uncorrect|Fatal)"),
+    "modules": re.compile(
+        r"RmInitAdapter failed|rm_init_adapter failed|requires use of the NVIDIA open kernel modules"
+        r"|does not include the required GPU"
+    ),
     "segfault": re.compile(r"segfault at|general protection fault|traps: "),
     "missed": re.compile(r"[Mm]issed (\d+) kernel messages|Suppressed (\d+) messages"),
 }
@@ -169,6 +251,8 @@ class KernelLog:
         clock = Clock()
         for number, raw in split_lines(stream):
             line = clock.line(number, raw)
+            if _BOOT.search(line.text):  # what was before it is of another boot
+                self.xids, self.notes = [], {}
             evidence = Evidence(self.name, number, line_text(raw))
             xid = _XID.search(line.text) if "Xid" in line.text else None
             if xid and len(self.xids) < KEPT:

@@ -6,7 +6,7 @@ The wording is that of SGLang 0.5.9 to 0.5.23, NCCL 2.x, systemd and the NVIDIA 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 SHM = "/dev/shm"  # noqa: S108 - a text that is looked for
 
@@ -38,11 +38,15 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     ),
     "unbalanced": _kind("capacity is unbalanced", r"memory capacity is unbalanced"),
     "shm-full": _kind(
-        f"{SHM}|Bus error|SIGBUS",
-        rf"{SHM}\S*.*(?:No space left|\(28\)|errno 28)|(?:No space left|Errno 28).*{SHM}|Bus error|SIGBUS",
+        f"{SHM}|Bus error|SIGBUS|posix_fallocate",
+        rf"{SHM}\S*.*(?:No space left|\(28\)|errno 28)|(?:No space left|Errno 28).*{SHM}|Bus error|SIGBUS"
+        r"|posix_fallocate.*No space left",
     ),
-    "shm-name": _kind("shared memory segment", r"(?:attaching to|creating) shared memory segment (.*?) ?\(size 0\)"),
-    "shm-denied": _kind(f"{SHM}|shm_open", rf"(?:{SHM}|shm_open).*[Pp]ermission denied"),
+    "shm-name": _kind(
+        "shared memory segment|cuMem host",
+        r"(?:attaching to|creating) shared memory segment (.*?) ?\(size 0\)|cuMem host alloc\w* (?:do(?:es)? not|fail)",
+    ),
+    "shm-denied": _kind(f"{SHM}|shm_open", rf"(?:{SHM}|shm_open).*[Pp]ermission denied|[Pp]ermission denied.*{SHM}"),
     "volume-full": _kind(
         "No space left|Errno 28|Disk quota|ENOSPC", r"No space left on device|Errno 28\b|Disk quota exceeded|ENOSPC"
     ),
@@ -51,10 +55,19 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         r"[Dd]river/library version mismatch|API mismatch|CUDA driver version is insufficient"
         r"|forward compatibility was attempted|unsupported display driver / cuda driver combination",
     ),
+    "devices": _kind(
+        "CUDA unknown error|error 999|ERROR_UNKNOWN|cudaErrorUnknown|CUDA GPUs|CUDA-capable|NO_DEVICE|cudaErrorNoDevice"
+        "|/dev/nvidia|no NVIDIA driver|the NVIDIA driver|initialize NVML",
+        r"CUDA unknown error|\berror 999\b|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|No CUDA GPUs are available"
+        r"|no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|no NVIDIA driver on your system"
+        r"|communicate with the NVIDIA driver|initialize NVML: (?!.*mismatch)"
+        r"|/dev/nvidia\S*.*(?:not permitted|denied|No such)|(?:not permitted|denied|No such).*/dev/nvidia",
+    ),
     "cuda": _kind(
-        "CUDA error|cudaError|Cuda failure|CUDA initialization|illegal memory|device-side assert",
-        r"CUDA error: (?!out of memory)|cudaError(?!MemoryAllocation)\w+|Cuda failure (?!.*out of memory)"
-        r"|CUDA initialization:|illegal memory access|device-side assert",
+        "CUDA error|cudaError|Cuda failure|illegal memory|device-side assert",
+        r"CUDA error: (?!out of memory|no kernel image|unknown error|no CUDA-capable)"
+        r"|cudaError(?!MemoryAllocation|Unknown|NoDevice|NoKernelImage)\w+"
+        r"|Cuda failure (?!.*(?:out of memory|mismatch|no CUDA-capable))|illegal memory access|device-side assert",
     ),
     "no-kernel": _kind(
         "kernel image|rchitecture|not supported on ",
@@ -89,6 +102,44 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         "collective operation timeout",
         r"Watchdog caught collective operation timeout: WorkNCCL\((?:[^)]*OpType=(\w+))?",
     ),
+    "sandbox": _kind("NAMESPACE|mount namespac", r"/NAMESPACE\b|at step NAMESPACE|set up mount namespac"),
+    "denied": _kind(
+        "ermission denied|Errno 13|Read-only file",
+        r"\bErrno (?:13|30)\b|\bos error 13\b|Read-only file system|: Permission denied$",
+    ),
+    "memlock": _kind(
+        "MEMLOCK|lock memory|pin memory|cudaHostRegister|mlock|ibv_reg_mr",
+        r"RLIMIT_MEMLOCK|[Uu]nable to (?:pin|lock) memory|cudaHostRegister.*(?:fail|rror|invalid)"
+        r"|\bmlock\w*.*(?:fail|annot)|ibv_reg_mr.*annot allocate",
+    ),
+    "damaged": _kind(
+        "afetensor|Metadata|PytorchStreamReader|.incomplete",
+        r"MetadataIncompleteBuffer|Header(?:TooLarge|TooSmall|InvalidUTF8)|InvalidHeader\w*|while deserializing header"
+        r"|PytorchStreamReader failed|\.incomplete\b.*(?:rror|No such|not)",
+    ),
+    "model-type": _kind(
+        "this architecture|configuration_auto.py|odel architecture",
+        r"does not recognize this architecture|configuration_auto\.py\", line \d+, in __getitem__"
+        r"|[Mm]odel architectures? .*not supported",
+    ),
+    "no-capture": _kind("set_eagle3_layers", r"has no attribute '?set_eagle3_layers_to_capture"),
+    "no-drafter": _kind("set_embed|hot_token_id", r"has no attribute '?(?:set_embed|hot_token_id)"),
+    "draft-quant": _kind("config file for", r"[Cc]annot find (?:the )?config file for \w+"),
+    "logprobs": _kind("aux_pruned_states", r"aux_pruned_states"),
+    "nan": _kind("probability tensor|NaN in", r"probability tensor contains either|NaN in the (?:logits|hidden)"),
+    "deepgemm": _kind("get_num_sms|eepGEMM|eep_gemm", r"get_num_sms|(?i:deep_?gemm).*(?:Error|rror:|not supported)"),
+    "graph-file": _kind("XML ", r"XML graph file|XML (?:Parse|Import)\b"),
+    "one-shot": _kind("pcie_allreduce", r"pcie_allreduce\S*\.cu"),
+    "rendezvous": _kind(
+        "clients joined|DistStoreError|arrier timeout|arrier timed out|waiting for clients",
+        r"\d+/\d+ clients joined|DistStoreError|[Bb]arrier time(?:d )?out",
+    ),
+    "env-value": _kind("Invalid value for ", r"Invalid value for (\w+): .*default"),
+    "ptrace": _kind(
+        "py-spy|Permission Denied: Try|ptrace",
+        r"py-spy.*(?:ermission|not permitted|ailed)|Permission Denied: Try running again|ptrace.*not permitted",
+    ),
+    "stop-timeout": _kind("timed out", r"State '(?:stop|final)[\w-]*' timed out"),
     "unexpected-weight": _kind(
         "unexpected weight|not initialized", r"skipping unexpected weight|[Ss]ome weights? .*not initialized"
     ),
@@ -106,3 +157,15 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     "restart": _kind("restart counter", r"Scheduled restart job, restart counter is at (\d+)"),
     "left-behind": _kind("left-over process", r"[Ff]ound left-over process (\d+)"),
 }
+# a line that says the one does not say the other
+UNLESS = {"volume-full": {"shm-full"}, "denied": {"shm-denied", "devices"}, "shm-full": {"shm-denied"}}
+
+
+def kinds_of(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The kinds of a line, each with what its pattern captured."""
+    found = {
+        kind: tuple(group for group in match.groups() if group)
+        for kind, (hints, pattern) in NOTES.items()
+        if any(hint in text for hint in hints) and (match := pattern.search(text))
+    }
+    return ((kind, groups) for kind, groups in found.items() if UNLESS.get(kind, set()).isdisjoint(found))

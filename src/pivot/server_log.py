@@ -15,18 +15,23 @@ from typing import BinaryIO
 
 from pivot.decode_lines import Decode, Raw
 from pivot.gpu_logs import NCCL, NcclLog
-from pivot.log_kinds import NOTES, SHM
+from pivot.log_kinds import NOTES, kinds_of
 from pivot.log_lines import KEPT, SHOWN, Clock, Evidence, Line, Note, add_note, line_text, split_lines
 from pivot.starts import BEGIN, CAPTURE, END, FOLLOW_UP, READY, Phase, phases
 
 RUNS = 24  # runs of one log that are kept in detail
+# kinds of lines after which a run is broken, and those that end it by a fault
+BREAKS = frozenset({"watchdog", "dead", "hit", "quit", "collective"})
+FAILURES = frozenset({"dead", "hit", "quit", "exited", "failed", "warmup-failed", "start-timeout"})
 
 # what a server says, apart from what any log may say (`pivot.log_kinds`)
 _SYSTEMD = re.compile(r"(Starting|Started|Stopping|Stopped) (\S+)|(\S+): (Deactivated successfully)")
-_EXCEPTION = re.compile(r"(?:\w+\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Timeout))(?:: ?.*)?$")
+_EXCEPTION = re.compile(
+    r"(?:\[rank\d+\]:\s*)?(?P<said>(?:\w+\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Timeout))(?:: ?.*)?)$"
+)
 _ACCESS = re.compile(r'"GET /(health\w*)[ ?][^"]*" (\d{3})|GET /(health\w*) (\d{3})')
 _MILESTONES = "Load weight |Capture |fired up|max_total_num_tokens|server_args|ServerArgs(|systemd[|/health"
-_FAILURES = "Error|Exception|error: |Interrupt|Exit|Fault|Timeout"
+_ERRORS = "Error|Exception|error: |Interrupt|Exit|Fault|Timeout"
 
 
 def _any_of(words: Iterable[str]) -> str:
@@ -43,7 +48,7 @@ def _any_of(words: Iterable[str]) -> str:
 # a line without one of these says nothing that is kept
 _HINT = re.compile(
     _any_of(
-        [*_MILESTONES.split("|"), *_FAILURES.split("|"), *(word for hints, _ in NOTES.values() for word in hints)]
+        [*_MILESTONES.split("|"), *_ERRORS.split("|"), *(word for hints, _ in NOTES.values() for word in hints)]
     ).encode()
 )
 _POOL = re.compile(r"max_total_num_tokens=(\d+)")
@@ -118,6 +123,16 @@ class Run:
             if not any(word in text for word in FOLLOW_UP):
                 return text, evidence
         return None
+
+    @property
+    def broken(self) -> bool:
+        """Whether something has broken it, whatever it still answers."""
+        return bool(self.notes.keys() & BREAKS)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, or is ending, by a fault."""
+        return not self.clean and bool(self.notes.keys() & FAILURES)
 
     def note(self, kind: str) -> Note | None:
         """What was said of this kind."""
@@ -204,10 +219,11 @@ class ServerLog:
             return
         if line.source.startswith("systemd"):
             self._systemd(line, evidence)
-        nccl = NCCL.search(line.text) if "NCCL" in line.text else None
+        announced = "server_args=" in line.text
+        nccl = NCCL.search(line.text) if "NCCL" in line.text and not announced else None
         if nccl:
             self.nccl.add(nccl, line, evidence)
-        if "server_args=" in line.text or ("ServerArgs(" in line.text and not self._armed):
+        if announced or ("ServerArgs(" in line.text and not self._armed):
             run = self._run
             if run is None or run.ended is not None or ((run.milestones or run.errors) and not self._armed):
                 self._open(evidence, line)
@@ -230,7 +246,7 @@ class ServerLog:
                 self._open(evidence, line)
             self._armed = True
         elif word == "Stopping" and run is not None:
-            run.clean = run.clean or not run.notes.keys() & {"dead", "hit", "quit", "exited", "watchdog"}
+            run.clean = run.clean or not run.notes.keys() & (BREAKS | {"exited"})
         elif word in ("Stopped", "Deactivated successfully") and run is not None and run.ended is None:
             run.ended, run.clean = evidence, run.clean or word != "Stopped"
 
@@ -290,25 +306,21 @@ class ServerLog:
             return
         if "ServerArgs(" in text or "server_args=" in text:  # quotes words that mean something elsewhere
             return
-        for kind, (hints, pattern) in NOTES.items():
-            match = pattern.search(text) if any(hint in text for hint in hints) else None
-            if match is None or (kind == "volume-full" and SHM in text):
-                continue
-            groups = tuple(group for group in match.groups() if group)
+        for kind, groups in kinds_of(text):
             add_note(self.gaps if kind in ("suppressed", "missed") else run.notes, kind, evidence, line.time, groups)
             if kind in ("exited", "failed", "dead"):
                 run.ended = run.ended or evidence
             elif kind == "asked":
-                run.clean = run.clean or not run.notes.keys() & {"dead", "hit", "quit", "watchdog"}
+                run.clean = run.clean or not run.broken
         failure = None if nccl else (_EXCEPTION.match(text) or _argparse(text))
         if failure:
             run.error_count += 1
             if len(run.errors) < 12:
-                run.errors.append((failure.group()[:SHOWN], evidence, line.rank))
+                run.errors.append((failure.group("said")[:SHOWN], evidence, line.rank))
 
 
 def _argparse(text: str) -> re.Match[str] | None:
-    return re.match(r"[\w.]+: error: .+", text) if ": error: " in text else None
+    return re.match(r"(?P<said>[\w.]+: error: .+)", text) if ": error: " in text else None
 
 
 def _count_into(run: Run, name: str, evidence: Evidence, time: float | None) -> None:

@@ -451,7 +451,7 @@ def test_a_full_volume_that_stops_even_what_comes_before_the_server(tmp_path: Pa
 def test_gpus_that_need_a_reset_b13(tmp_path: Path) -> None:
     kernel = "[ 812.1] NVRM: Xid (PCI:0000:a1:00): 62, 0 (GSP halt)\n[ 9.0] NVRM: Xid (PCI:0000:21:00): 94, x\n[ 9.0] NVRM: Xid (PCI:0000:22:00): 31, x\n"
     found = look(tmp_path, crash(5), properties=FAILED, **{"system/kernel.log": kernel})
-    assert codes(found) == ["DIAG-GPU-LOST", "DIAG-GPU-ECC", "DIAG-EXCEPTION"]
+    assert codes(found) == ["DIAG-GPU-LOST", "DIAG-GPU-ECC", "DIAG-EXCEPTION", "DIAG-GPU-FAULT"]
     assert "0000:a1:00" in found.suspects[0].finding.message
     assert "power the node fully off" in found.suspects[0].finding.fix
 
