@@ -25,14 +25,15 @@ import yaml
 
 from pivot import ask, experiment, wiring
 from pivot.findings import errors
+from pivot.program import program
+from pivot.whatif import EVALUATOR
 from pivot.wiring_findings import codes
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ROOT / "lab/faults/rows.yml"
 CONTRACT = (3, 5, 7)
 CLASSES = ("none", "look-alike", "config", "weights", "flags", "engine")
-SENT = ("lab/models", "lab/faults", "probe", "roles/debug_probes/files")
-EVALUATOR = "roles/debug_probes/files/whatif.py"
+SENT = ("lab/models", "lab/faults", "probe")
 # how far the what-if may lie from what is served
 ACCURACY = 0.15
 # how what is wrong begins where only the what-if can tell
@@ -67,7 +68,7 @@ class Local:
 
     def evaluate(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The what-if's answer."""
-        answer: dict[str, Any] = json.loads(_run([self.python, "-I", str(ROOT / EVALUATOR), json.dumps(question)]))
+        answer: dict[str, Any] = json.loads(_run([self.python, "-I", "-", json.dumps(question)], program(EVALUATOR)))
         return answer
 
     def serve(self, row: Mapping[str, Any], prompts: int) -> None:
@@ -125,8 +126,8 @@ class Container:
 
     def evaluate(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The what-if's answer."""
-        line = [self.python, "-I", f"{self.there}/{EVALUATOR}", json.dumps(question)]
-        answer: dict[str, Any] = json.loads(_run([*self._ssh, f"root@{self.address}", shlex.join(line)]))
+        line = shlex.join([self.python, "-I", "-", json.dumps(question)])
+        answer: dict[str, Any] = json.loads(_run([*self._ssh, f"root@{self.address}", line], program(EVALUATOR)))
         return answer
 
     def serve(self, row: Mapping[str, Any], prompts: int) -> None:
@@ -144,9 +145,9 @@ class Container:
         _run([*self._ssh, f"root@{self.address}", f"rm -rf {self.there}"])
 
 
-def _run(line: Sequence[str]) -> str:
+def _run(line: Sequence[str], stdin: str | None = None) -> str:
     """A command's output; BenchError with the end of what it said when it fails."""
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchError(f"{line[0]} ended with status {done.returncode}: {done.stderr.strip()[-800:]}")
     return done.stdout

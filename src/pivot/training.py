@@ -1,6 +1,6 @@
 """A stored sample of a drafter's training against what the server computes: trained on X, served Y.
 
-The host's evaluator (``roles/debug_probes/files/whatif.py``) reads the sample, whatever its names, order and packing,
+The host's evaluator (``roles/debug_probes/files/whatif``) reads the sample, whatever its names, order and packing,
 and measures how far every layer's state of the replayed tokens is from each stored one. This module says what that
 means. A stored state is a layer's when that layer is at least MARGIN times nearer than the next one: neighbours differ
 by a tenth or more of a state's length, rounding to bfloat16 by less than a hundredth, so nothing has to be tuned.

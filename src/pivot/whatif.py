@@ -1,6 +1,6 @@
 """What-if without a restart: which wirings and repairs to evaluate, and what predicted against served means.
 
-The evaluator (``roles/debug_probes/files/whatif.py``, on the host) predicts the accept length of a drafter for every
+The evaluator (``roles/debug_probes/files/whatif``, on the host) predicts the accept length of a drafter for every
 candidate; this module makes the candidates and judges. A layer is named by its input, and a wiring is the layer inputs
 in the order of `fc`'s slices.
 
@@ -25,12 +25,13 @@ from typing import Any
 
 from pivot.findings import Finding, Severity, render
 from pivot.layers import default_layers, numbers
+from pivot.program import program
 from pivot.spread import margin, mean_error
 
 ACCURACY = 0.15
 FORMAT = 1
 REFERENCE = "docs/faults.md"
-EVALUATOR = Path(__file__).resolve().parents[2] / "roles/debug_probes/files/whatif.py"
+EVALUATOR = Path(__file__).resolve().parents[2] / "roles/debug_probes/files/whatif"
 # factors that one block of fc, or all of it, is tried with
 FACTORS = (0.25, 0.5, 2.0, 4.0)
 # thetas that drafters in the field were trained with
@@ -119,7 +120,7 @@ def repairs(count: int) -> dict[str, dict[str, Any]]:
     found["the target's head"] = {"head": "target"}
     found |= {f"rope theta {theta:g}": {"rope": {"theta": theta}} for theta in THETAS}
     found["the target's rope"] = {"rope": "target"}
-    found["rope in the other style"] = {"rope": {"neox": False}}
+    found["rope in the other style"] = {"rope": "other style"}
     found |= {f"{name} of ones": {"ones": [name]} for name in NORMS}
     found |= {f"next step fed {how}": {"norm_output": value} for how, value in (("normed", True), ("raw", False))}
     found |= {f"without {part}": {"off": [part]} for part in ("attention", "mlp")}
@@ -721,8 +722,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def run_evaluator(python: str, question: Json) -> Any:
     """The evaluator's answer; ValueError with a sentence when it has none."""
-    line = [python, "-I", str(EVALUATOR), json.dumps(question)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    line = [python, "-I", "-", json.dumps(question)]
+    done = subprocess.run(line, input=program(EVALUATOR), capture_output=True, text=True, check=False)
     try:
         answer = json.loads(done.stdout)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Checks the what-if's evaluator with the engine's interpreter: ENGINE check_evaluator.py WHATIF_PY. Prints what held.
+"""Checks the what-if's evaluator, the package beside it, with the engine's interpreter. Prints what held.
 
 Three things stand in for the evaluator's own arithmetic: a drafter written once more, one row at a time and with no
 cache; SGLang's own rotary embeddings; and small files in every packing that a training sample may have.
@@ -6,21 +6,19 @@ cache; SGLang's own rotary embeddings; and small files in every packing that a t
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-
-spec = importlib.util.spec_from_file_location("whatif", sys.argv[1])
-assert spec
-assert spec.loader
-whatif = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(whatif)
+from whatif.classes import open_drafter
+from whatif.drafting import Replayed, accept, draft, fed_states
+from whatif.files import Failed, Target
+from whatif.rope import frequencies, rope_settings
+from whatif.sample import Sample, load_sample
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -49,6 +47,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two states": {"num_aux_hidden_states": 2},
     "rope parameters": {"rope_parameters": {"rope_theta": 50.0, "rope_type": "linear", "factor": 4.0}},
     "fused names": {},
+}
+LATENT: dict[str, Any] = {
+    **PLAIN,
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "q_lora_rank": 8,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
+LATENT_VARIANTS: dict[str, dict[str, Any]] = {
+    "latent": {},
+    "latent, yarn": {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    "latent, yarn without mscale": {"rope_scaling": YARN, "rope_interleave": False},
+    "latent, EAGLE-3.1": {"fc_norm": True, "norm_output": True},
 }
 ROPES: dict[str, dict[str, Any] | None] = {
     "default": None,
@@ -82,7 +96,6 @@ def weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, tor
 
     hidden, wide = config["hidden_size"], config.get("target_hidden_size", config["hidden_size"])
     count = config.get("num_aux_hidden_states", 3)
-    queries, keys = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
     found = {
         "fc.weight": made(hidden, count * wide),
         "lm_head.weight": made(20, hidden),
@@ -92,11 +105,11 @@ def weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, tor
     for layer in range(config["num_hidden_layers"]):
         start = f"layers.{layer}." if layer else "midlayer."
         width = hidden if layer else 2 * hidden
-        found |= {
-            f"{start}self_attn.{part}_proj.weight": made(n, width)
-            for part, n in zip("qkv", (queries, keys, keys), strict=True)
-        }
-        found[f"{start}self_attn.o_proj.weight"] = made(hidden, queries)
+        attention = latent_attention if "kv_lora_rank" in config else plain_attention
+        found |= {f"{start}self_attn.{part}.weight": made(*shape) for part, shape in attention(config, width).items()}
+        if "kv_lora_rank" in config:
+            found[f"{start}self_attn.q_a_layernorm.weight"] = made(config["q_lora_rank"]) + 1
+            found[f"{start}self_attn.kv_a_layernorm.weight"] = made(config["kv_lora_rank"]) + 1
         found |= {f"{start}mlp.{part}_proj.weight": made(24, hidden) for part in ("gate", "up")}
         found[f"{start}mlp.down_proj.weight"] = made(hidden, 24)
         for norm in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
@@ -106,12 +119,38 @@ def weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, tor
     if config.get("bias"):
         found["fc.bias"] = made(hidden)
     if config.get("fc_norm"):
-        found |= {name: made(wide) + 1 for name in ("aux_norm_low.weight", "fc_norm.1.weight", "aux_norm_high.weight")}
+        low, high = ("fc_norm.0", "fc_norm.2") if "kv_lora_rank" in config else ("aux_norm_low", "aux_norm_high")
+        found |= {f"{name}.weight": made(wide) + 1 for name in (low, "fc_norm.1", high)}
     if config.get("norm_before_fc"):
         found["input_norm.weight"] = made(count * wide) + 1
     if wide != hidden:
         found["embed_tokens.weight"] = made(40, hidden)
     return found
+
+
+def plain_attention(config: dict[str, Any], width: int) -> dict[str, tuple[int, int]]:
+    """Shapes of an ordinary attention's projections."""
+    queries, keys = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    hidden = config["hidden_size"]
+    return {
+        "q_proj": (queries, width),
+        "k_proj": (keys, width),
+        "v_proj": (keys, width),
+        "o_proj": (hidden, queries),
+    }
+
+
+def latent_attention(config: dict[str, Any], width: int) -> dict[str, tuple[int, int]]:
+    """Shapes of a latent attention's projections."""
+    heads, query, latent = config["num_attention_heads"], config["q_lora_rank"], config["kv_lora_rank"]
+    plain, turned, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    return {
+        "q_a_proj": (query, width),
+        "q_b_proj": (heads * (plain + turned), query),
+        "kv_a_proj_with_mqa": (latent + turned, width),
+        "kv_b_proj": (heads * (plain + value), latent),
+        "o_proj": (config["hidden_size"], heads * value),
+    }
 
 
 class Naive:
@@ -152,10 +191,22 @@ class Naive:
             out[..., two] = x[..., two] * angle.cos() + x[..., one] * angle.sin()
         return out
 
+    def attended(self, start: str, x: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Scaled queries [heads, size], keys and values [heads, …] of one row."""
+        heads, groups, size = (
+            self.config["num_attention_heads"],
+            self.config["num_key_value_heads"],
+            self.config["head_dim"],
+        )
+        q, k, v = (
+            (self.weight(f"{start}{part}_proj.weight") @ x).view(n, size)
+            for part, n in zip("qkv", (heads, groups, groups), strict=True)
+        )
+        shared = [head * groups // heads for head in range(heads)]
+        return self.rotate(q, position) / size**0.5, self.rotate(k, position)[shared], v[shared]
+
     def run(self, rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows (embedding, hidden) at positions 0, 1, …; the last one's state for the head, and for the next step."""
-        heads, kv_heads = (self.config[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
-        size = self.config["head_dim"]
         fed = [(hidden, None) for _, hidden in rows]
         for layer in range(self.config["num_hidden_layers"]):
             start, out, keys, values = f"layers.{layer}.", [], [], []
@@ -164,18 +215,13 @@ class Naive:
                 x = self.norm(f"{start}hidden_norm.weight", residual)
                 if layer == 0:
                     x = torch.cat([self.norm(f"{start}input_layernorm.weight", rows[position][0]), x])
-                q, k, v = (
-                    (self.weight(f"{start}self_attn.{part}_proj.weight") @ x).view(n, size)
-                    for part, n in zip("qkv", (heads, kv_heads, kv_heads), strict=True)
-                )
-                keys.append(self.rotate(k, position))
+                q, k, v = self.attended(f"{start}self_attn.", x, position)
+                keys.append(k)
                 values.append(v)
-                q = self.rotate(q, position)
                 mixed = []
-                for head in range(heads):
-                    group = head * kv_heads // heads
-                    scores = torch.stack([q[head] @ key[group] / size**0.5 for key in keys]).softmax(0)
-                    mixed.append(sum(share * value[group] for share, value in zip(scores, values, strict=True)))
+                for head, query in enumerate(q):
+                    scores = torch.stack([query @ key[head] for key in keys]).softmax(0)
+                    mixed.append(sum(share * value[head] for share, value in zip(scores, values, strict=True)))
                 joined = self.weight(f"{start}self_attn.o_proj.weight") @ torch.cat(mixed)
                 name = f"{start}self_attn.o_proj.bias".replace("layers.0.", "midlayer.")
                 residual = residual + joined + self.stored.get(name, torch.zeros(()))
@@ -188,7 +234,7 @@ class Naive:
         return normed, normed if self.config.get("norm_output") else total
 
     def ranks(self, tokens: list[int], states: dict[int, torch.Tensor], layers: list[int]) -> list[list[int]]:
-        """As `whatif.draft` gives them, with topk 20."""
+        """As `draft` gives them, with topk 20."""
         table = self.stored.get("embed_tokens.weight")
         embed = [states[0][n] if table is None else table[token] for n, token in enumerate(tokens)]
         target = self.stored["d2t"] + torch.arange(20)
@@ -209,6 +255,40 @@ class Naive:
         return found
 
 
+class NaiveLatent(Naive):
+    """With latent attention; its rotary embedding is SGLang's own."""
+
+    def rotate(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        from sglang.srt.layers.rotary_embedding.factory import get_rope  # noqa: PLC0415 - only here, and slow
+
+        size, scaling = self.config["qk_rope_head_dim"], self.config.get("rope_scaling")
+        scaling = {**scaling, "rope_type": "deepseek_yarn"} if scaling else None
+        neox = not self.config.get("rope_interleave", True)
+        longest, theta = self.config["max_position_embeddings"], self.config["rope_theta"]
+        rope = get_rope(size, size, longest, theta, neox, scaling, torch.float32)
+        cosine, sine = rope.cos_sin_cache[position].float().chunk(2)
+        out = x.clone()
+        for pair in range(size // 2):
+            one, two = (pair, pair + size // 2) if neox else (2 * pair, 2 * pair + 1)
+            out[..., one] = x[..., one] * cosine[pair] - x[..., two] * sine[pair]
+            out[..., two] = x[..., two] * cosine[pair] + x[..., one] * sine[pair]
+        return out
+
+    def attended(self, start: str, x: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        heads, plain, latent = (self.config[n] for n in ("num_attention_heads", "qk_nope_head_dim", "kv_lora_rank"))
+        low = self.norm(f"{start}q_a_layernorm.weight", self.weight(f"{start}q_a_proj.weight") @ x)
+        q = (self.weight(f"{start}q_b_proj.weight") @ low).view(heads, -1)
+        both = self.weight(f"{start}kv_a_proj_with_mqa.weight") @ x
+        spread = self.weight(f"{start}kv_b_proj.weight") @ self.norm(f"{start}kv_a_layernorm.weight", both[:latent])
+        spread = spread.view(heads, -1)
+        turned = self.rotate(both[latent:], position)
+        q = torch.cat([q[:, :plain], self.rotate(q[:, plain:], position)], 1)
+        k = torch.cat([spread[:, :plain], turned.expand(heads, -1)], 1)
+        scaling = self.config.get("rope_scaling") or {}
+        grown = 0.1 * scaling.get("mscale_all_dim", 0.0) * math.log(scaling.get("factor", 1.0)) + 1.0
+        return q * (grown**2 / q.shape[1] ** 0.5), k, spread[:, plain:]
+
+
 def fused(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same weights with the projections that engines fuse in one tensor each."""
     left = dict(stored)
@@ -218,9 +298,9 @@ def fused(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**left, **both, "midlayer.mlp.gate_up_proj.weight": torch.cat([gate, up])}
 
 
-def check_drafter(name: str, place: Path) -> None:
+def check_drafter(name: str, config: dict[str, Any], place: Path) -> None:
     """The evaluator's drafts of one variant are the naive ones."""
-    config = {**PLAIN, **VARIANTS[name]}
+    naive = NaiveLatent if "kv_lora_rank" in config else Naive
     generator = torch.Generator().manual_seed(len(name))
     stored = weights(config, generator)
     directory = place / name.replace(" ", "-")
@@ -228,14 +308,14 @@ def check_drafter(name: str, place: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
     published = fused(stored) if name == "fused names" else stored
     save_file({key: value.contiguous() for key, value in published.items()}, directory / "model.safetensors")
-    drafter = whatif.Drafter(directory, whatif.Target(None), "cpu")
+    drafter = open_drafter(directory, Target(None), "cpu")
     wide = config.get("target_hidden_size", config["hidden_size"])
     layers = [3, 1, 2][: drafter.count]
     tokens = torch.randint(0, 40, (TOKENS,), generator=generator)
     states = {layer: torch.randn(TOKENS, wide, generator=generator) for layer in range(4)}
-    sequence = whatif.Replayed(tokens, states, PROMPT)
-    found = whatif.draft(drafter, sequence, whatif.fed_states(sequence, layers, {}), STEPS, 20).tolist()
-    assert found == Naive(config, stored).ranks(tokens.tolist(), states, layers), name
+    sequence = Replayed(tokens, states, PROMPT)
+    found = draft(drafter, sequence, fed_states(sequence, layers, {}), STEPS, 20).tolist()
+    assert found == naive(config, stored).ranks(tokens.tolist(), states, layers), name
     assert len({rank for row in found for rank in row}) > 5, f"{name}: the ranks tell nothing"
 
 
@@ -245,7 +325,7 @@ def check_ropes() -> list[str]:
 
     for name, scaling in ROPES.items():
         config = {"max_position_embeddings": 256, "rope_theta": 1e4, "rope_scaling": scaling}
-        inverse, factor, stretch = whatif._frequencies(whatif._rope_settings(config), 16)
+        inverse, factor, stretch = frequencies(rope_settings(config), 16)
         angle = torch.outer(torch.arange(200).float() / stretch, inverse)
         mine = torch.cat([angle.cos(), angle.sin()], -1) * factor
         theirs = get_rope(16, 16, 256, 1e4, True, scaling, torch.float32).cos_sin_cache[:200]
@@ -256,12 +336,12 @@ def check_ropes() -> list[str]:
 def check_accept() -> None:
     """Verifications along hand-written ranks: accepted drafts, the end of the text, the length as SGLang counts it."""
     ranks = torch.tensor([[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, -1], [0, -1, -1], [-1, -1, -1]])
-    found = whatif.accept(ranks, 1)
+    found = accept(ranks, 1)
     # row 0: two accepted → row 3: two accepted, then the text ends at 7 tokens: 1 + 3 + 3
     assert (found["tokens"], found["verifications"], found["histogram"]) == (7, 2, [0, 0, 2, 0])
     assert (found["reached"], found["passed"]) == ([2, 2, 1], [2, 2, 0])
     assert found["length"] == 3.5
-    assert whatif.accept(ranks, 2)["histogram"] == [0, 1, 0, 1]  # with two guesses a step, row 0 accepts all three
+    assert accept(ranks, 2)["histogram"] == [0, 1, 0, 1]  # with two guesses a step, row 0 accepts all three
 
 
 def check_samples(place: Path) -> list[str]:
@@ -284,7 +364,7 @@ def check_samples(place: Path) -> list[str]:
     for name, content in packings.items():
         path = place / f"{name}.pt"
         torch.save(content, path)
-        sample = whatif.Sample(path, 16)
+        sample = Sample(path, 16)
         assert sample.sequences(2, 9) == (
             [(0, 0, 9), (1, 0, 9)] if sample.tokens.shape == (2, 9) else [(0, 0, 9), (0, 9, 18)]
         )
@@ -302,15 +382,15 @@ def check_samples(place: Path) -> list[str]:
     ):
         torch.save(content, place / f"{name}.pt")
         try:
-            whatif.Sample(place / f"{name}.pt", 16)
-        except whatif.Failed as error:
+            Sample(place / f"{name}.pt", 16)
+        except Failed as error:
             assert words in str(error), error
         else:
             raise AssertionError(name)
     (place / "bad.pt").write_bytes(b"no file of torch")
     try:
-        whatif._load_sample(place / "bad.pt")
-    except whatif.Failed as error:
+        load_sample(place / "bad.pt")
+    except Failed as error:
         assert "bad.pt cannot be read" in str(error)
     return list(packings)
 
@@ -318,12 +398,19 @@ def check_samples(place: Path) -> list[str]:
 def check_refusals(place: Path) -> None:
     """What cannot be computed is said."""
     cases = {
-        "another class": ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, {}, "names the class Eagle3Deepseek"),
+        "another class": ({"architectures": ["LlamaForCausalLM"]}, {}, "names the class LlamaForCausalLM"),
+        "latent without queries": ({"architectures": LATENT["architectures"]}, {}, "no q_lora_rank"),
+        "two latent layers": ({**LATENT, "num_hidden_layers": 2}, {}, "has 2 layers"),
+        "a tied head": ({**LATENT, "tie_word_embeddings": True}, {}, "tied to its embedding"),
         "no fc": ({}, {"fc.weight": None}, "hold no fc.weight"),
         "short d2t": ({}, {"d2t": torch.zeros(3, dtype=torch.long)}, "d2t has 3 entries for a head of 20 rows"),
         "numbers": ({}, {"fc.weight": torch.zeros(16, 48, dtype=torch.int8)}, "only drafters in floats"),
         "another width": ({"num_aux_hidden_states": 2}, {}, "but 2 states of 16 are 32"),
-        "no head": ({"draft_vocab_size": None}, {"lm_head.weight": None, "d2t": None}, "uses the target's"),
+        "no head": (
+            {"draft_vocab_size": None},
+            {"lm_head.weight": None, "d2t": None},
+            "gives this drafter the target's lm_head",
+        ),
         "rope": ({"rope_scaling": {"type": "longrope"}}, {}, "'longrope', which is not computed"),
     }
     for name, (change, other, words) in cases.items():
@@ -333,8 +420,8 @@ def check_refusals(place: Path) -> None:
         stored = {**weights(PLAIN, torch.Generator().manual_seed(1)), **other}
         save_file({key: value for key, value in stored.items() if value is not None}, directory / "model.safetensors")
         try:
-            whatif.Drafter(directory, whatif.Target(None), "cpu").rotation(torch.arange(3))
-        except whatif.Failed as error:
+            open_drafter(directory, Target(None), "cpu").rotation(torch.arange(3))
+        except Failed as error:
             assert words in str(error), f"{name}: {error}"
         else:
             raise AssertionError(name)
@@ -344,13 +431,15 @@ def main() -> None:
     """Everything; an AssertionError names what does not hold."""
     with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
         place = Path(scratch)
-        for name in VARIANTS:
-            check_drafter(name, place)
+        variants = {name: {**PLAIN, **change} for name, change in VARIANTS.items()}
+        variants |= {name: {**LATENT, **change} for name, change in LATENT_VARIANTS.items()}
+        for name, config in variants.items():
+            check_drafter(name, config, place)
         check_accept()
         check_refusals(place)
         samples = check_samples(place)
         ropes = check_ropes()
-    print(json.dumps({"drafters": list(VARIANTS), "samples": samples, "ropes": ropes}))
+    print(json.dumps({"drafters": list(variants), "samples": samples, "ropes": ropes}))
 
 
 main()

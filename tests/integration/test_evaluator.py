@@ -7,23 +7,25 @@ import zlib
 
 from .conftest import ROOT
 
-WHATIF = ROOT / "roles/debug_probes/files/whatif.py"
+WHATIF = ROOT / "roles/debug_probes/files/whatif"
 CHECK = ROOT / "tests/integration/check_evaluator.py"
-# on the host: the two files from what is given, and one run
+# on the host: the files from what is given, and one run
 THERE = """
 import base64, json, os, pathlib, subprocess, sys, tempfile, zlib
 with tempfile.TemporaryDirectory() as place:
     files = json.loads(zlib.decompress(base64.b64decode(sys.argv[1])))
+    pathlib.Path(place, "whatif").mkdir()
     for name, text in files.items():
         pathlib.Path(place, name).write_text(text)
-    line = [sys.executable, "check_evaluator.py", "whatif.py"]
+    line = [sys.executable, "check_evaluator.py"]
     sys.exit(subprocess.run(line, cwd=place, env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}).returncode)
 """
 
 
 def test_the_evaluator_computes_what_sglang_does(deployed, host):
-    files = json.dumps({path.name: path.read_text(encoding="utf-8") for path in (WHATIF, CHECK)})
+    sources = {f"whatif/{path.name}": path.read_text(encoding="utf-8") for path in WHATIF.glob("*.py")}
+    files = json.dumps({**sources, CHECK.name: CHECK.read_text(encoding="utf-8")})
     packed = base64.b64encode(zlib.compress(files.encode())).decode()
     said = host.run(f"/opt/sglang/current/bin/python -c {shlex.quote(THERE)} {packed}")
     held = json.loads(said.splitlines()[-1])
-    assert {name: len(found) for name, found in held.items()} == {"drafters": 11, "samples": 9, "ropes": 6}
+    assert {name: len(found) for name, found in held.items()} == {"drafters": 15, "samples": 9, "ropes": 6}

@@ -1,6 +1,6 @@
 """A training sample against what is served: on the evaluator's answers about real samples of the lab's target.
 
-tests/unit/data/training holds what `whatif.py` said (do: match sample) about samples that capture.py made with
+tests/unit/data/training holds what the evaluator said (do: match sample) about samples that capture.py made with
 transformers: `right` (SpecForge's names, bfloat16, the inputs of 3, 5, 7), `other` ([2, 4, 6], odd names and packing),
 `shifted` (by one token), `stranger` (random numbers), `all` (every layer).
 """

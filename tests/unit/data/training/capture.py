@@ -1,7 +1,7 @@
 """Makes the files beside it: ENGINE tests/unit/data/training/capture.py (an engine's interpreter, with transformers).
 
-Samples of the lab's target as trainers store them, their states by transformers; what whatif.py says about each, with
-states of the replayed tokens in the probe's format (by transformers too) in the server's place.
+Samples of the lab's target as trainers store them, their states by transformers; what the evaluator says about each,
+with states of the replayed tokens in the probe's format (by transformers too) in the server's place.
 """
 
 from __future__ import annotations
@@ -77,8 +77,10 @@ def main() -> None:
         for path in sorted(place.glob("*.*")):
             asked = {"do": "match sample", "sample": str(path), "target": str(recipe.TARGET)}
             asked["tensors"] = [str(place / "records")]
-            line = [sys.executable, "-I", str(ROOT / "roles/debug_probes/files/whatif.py"), json.dumps(asked)]
-            done = subprocess.run(line, capture_output=True, text=True, check=True)
+            line = [sys.executable, "-m", "whatif", json.dumps(asked)]
+            done = subprocess.run(
+                line, cwd=ROOT / "roles/debug_probes/files", capture_output=True, text=True, check=True
+            )
             recipe.write_json(HERE / f"{path.stem}.json", json.loads(done.stdout))
 
 

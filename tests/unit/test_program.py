@@ -1,0 +1,55 @@
+"""A package as the text of one program."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import init_plugin_loader, lookup_loader
+
+from pivot.program import program
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package of three modules, one of which names the others."""
+    place = tmp_path / "answers"
+    place.mkdir()
+    (place / "__init__.py").write_text('"""Ünder test: {braces} and \\\\ """\n')
+    (place / "numbers.py").write_text("SIX = 6\n")
+    (place / "__main__.py").write_text(
+        "import sys\nimport answers\nfrom answers.numbers import SIX\n"
+        'print(answers.__doc__, SIX, sys.argv[1], "answers.numbers" in sys.modules)\n'
+    )
+    return place
+
+
+def run(text, *arguments):
+    line = [sys.executable, "-I", "-", *arguments]
+    return subprocess.run(line, input=text, capture_output=True, text=True, check=False)
+
+
+def test_it_runs_from_standard_input_with_its_modules_and_arguments(package):
+    done = run(program(package), json.dumps({"a": 1}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == 'Ünder test: {braces} and \\  6 {"a": 1} True\n'
+
+
+def test_its_exit_status_is_the_programs(package):
+    (package / "__main__.py").write_text("import sys\nsys.exit(3)\n")
+    assert run(program(package)).returncode == 3
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "__main__.py"])
+def test_what_cannot_be_run_is_said(package, name):
+    (package / name).unlink()
+    with pytest.raises(FileNotFoundError, match=r"is no package that can be run: it lacks answers"):
+        program(package)
+
+
+def test_the_lookup_finds_a_package_among_a_roles_files(package):
+    init_plugin_loader()
+    lookup = lookup_loader.get("program", loader=DataLoader())
+    assert lookup.run([str(package)], variables={}) == [program(package)]
+    assert "evaluates" in lookup.run(["whatif"], variables={"ansible_search_path": ["roles/debug_probes"]})[0].lower()
