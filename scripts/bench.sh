@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# How long preflight takes; then accept length and speed by wiring, with ratios, on the engine that the lab has deployed.
+# How long preflight takes; then on the engine that the lab has deployed: accept length and speed by wiring with ratios,
+# and what the probe costs; then bundles of logs.
 # Arguments: see lab/models/bench.py
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,5 +22,7 @@ there=/var/tmp/pivot-bench
 trap 'rm -f "$said"; "${ssh[@]}" "$target" rm -rf $there' EXIT
 rsync --recursive --exclude __pycache__ --rsh "${ssh[*]}" lab/models/ "$target:$there/"
 "${ssh[@]}" "$target" $python $there/bench.py --python $python "$@"
+echo "the probe: throughput with it and without it"
+scripts/probe.sh bench.py
 echo "bundles of logs"
 python scripts/bench_logs.py --transfer 1024

@@ -13,5 +13,6 @@ python=/opt/sglang/current/bin/python
 there=/var/tmp/pivot-probe-check
 trap '"${ssh[@]}" "$target" rm -rf $there' EXIT
 "${ssh[@]}" "$target" mkdir -p $there
-rsync --recursive --relative --exclude __pycache__ --rsh "${ssh[*]}" probe lab/models "$target:$there/"
+rsync --recursive --relative --exclude __pycache__ --rsh "${ssh[*]}" \
+    probe lab/models roles/debug_probes/files "$target:$there/"
 "${ssh[@]}" "$target" $python "$there/probe/$1" --python $python "${@:2}"

@@ -2,7 +2,8 @@
 # Everything, in three lanes beside each other; each step's output stands together, with the seconds it took. A lane ends
 # at its first failing step, the others go on: all that fails in a run is seen.
 #   deploy     deploy.yml and its tags, bad input, the first killed runs, the README; with PIVOT_SOAK also the bench
-#   check      linters, pure code, the lab itself, then the roles' scenarios on the engine that the first lane installed
+#   check      linters, pure code, the lab itself, then the roles' scenarios on the engine that the first lane installed;
+#              with PIVOT_SOAK also the probe against SGLang in all its ways
 #   interrupt  the other killed runs, in a copy of this clone with a lab of its own, on that engine too
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -54,6 +55,7 @@ check_lane() {
     step lab python -m pytest -q lab/tests
     engine || true # the scenarios then install their own
     step molecule scripts/molecule.sh
+    if [[ -n ${PIVOT_SOAK:-} ]]; then step probe scripts/probe.sh tests/live.py; fi
 }
 
 interrupt_lane() {

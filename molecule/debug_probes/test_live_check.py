@@ -1,4 +1,4 @@
-"""The records of the real service, held against that service, its HTTP answers and transformers."""
+"""The records of the real service, held against that service, its HTTP answers, transformers and the evaluator."""
 
 import json
 import os
@@ -12,20 +12,21 @@ THERE = "/root/live"
 
 
 def test_records_are_what_the_server_and_transformers_compute(host: Host) -> None:
-    host.run_expect([0], f"mkdir -p {THERE}/models && ln -sfn /srv/llm/target {THERE}/models/target")
-    models = PROJECT / "lab" / "models"
-    for source, directory in (
-        *((models / name, f"{THERE}/models") for name in ("prompts.json", "recipe.py", "train_target.py", "optim.py")),
-        (PROJECT / "probe" / "tests" / "live_check.py", THERE),
+    places = " ".join(f"{THERE}/{name}" for name in ("lab/models", "probe/tests", "roles/debug_probes/files"))
+    host.run_expect([0], f"mkdir -p {places} && ln -sfn /srv/llm/target {THERE}/lab/models/target")
+    for name in (
+        *(f"lab/models/{name}" for name in ("prompts.json", "recipe.py", "train_target.py", "optim.py")),
+        *("probe/tests/live_check.py", "probe/tests/evaluated.py", "roles/debug_probes/files/whatif"),
     ):
-        host.ansible("copy", f"src={source} dest={directory}/{source.name}", check=False)
-    command = f"{PYTHON} {THERE}/live_check.py --url http://127.0.0.1:31000 --records /var/log/pivot-probe"
-    done = host.run(f"{command} --models {THERE}/models")
+        host.ansible("copy", f"src={PROJECT / name} dest={THERE}/{Path(name).parent}/", check=False)
+    command = f"{PYTHON} {THERE}/probe/tests/live_check.py --url http://127.0.0.1:31000 --records /var/log/pivot-probe"
+    done = host.run(f"{command} --models {THERE}/lab/models --drafter /srv/llm/drafter")
     assert done.rc == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout.splitlines()[-1])
     # outputs, tokens of the tensors, verifications and prints were compared one by one: live_check.py says what holds
     assert figures["http"] == 0.0
     assert figures["transformers"] < 2e-4
+    assert figures["evaluator"] < 2e-4
     assert figures["prompts"] == 3
     assert figures["prints"] == 60
     assert figures["verifications"] > 30

@@ -29,7 +29,7 @@ import serve  # noqa: E402 - the lab's own, beside its models
 
 class Case(NamedTuple):
     """One server. pair: the lab's, or what make_pairs.py makes; flags and environment: beside the usual ones;
-    check: arguments of live_check.py."""
+    check: arguments of live_check.py; evaluated: the what-if's evaluator is held against it."""
 
     name: str
     what: str
@@ -37,10 +37,11 @@ class Case(NamedTuple):
     flags: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     check: tuple[str, ...] = ()
+    evaluated: bool = False
 
 
 CASES = [
-    Case("chain", "the tiny Kimi-K2.5 with its drafter, topk 1"),
+    Case("chain", "the tiny Kimi-K2.5 with its drafter, topk 1", evaluated=True),
     Case(
         "tree",
         "the same with topk 4 and 8 draft tokens",
@@ -55,8 +56,10 @@ CASES = [
     ),
     Case("raising", "every hook raises", environment=(("PIVOT_PROBE_TEST_PLANT", "hooks"),), check=("--raising",)),
     Case("quota", "a quota soon reached", environment=(("PIVOT_PROBE_MAX_BYTES", "400000"),), check=("--ended",)),
-    Case("llama", "a Llama target of random weights with the lab's drafter", pair="llama"),
-    Case("mla", "the tiny Kimi-K2.5 with an MLA drafter (kimi_k25_eagle3) of random weights", pair="mla"),
+    Case("llama", "a Llama target of random weights with the lab's drafter", pair="llama", evaluated=True),
+    Case(
+        "mla", "the tiny Kimi-K2.5 with an MLA drafter (kimi_k25_eagle3) of random weights", pair="mla", evaluated=True
+    ),
     Case(
         "tp2",
         "two ranks",
@@ -96,6 +99,8 @@ def run(case: Case, python: str, models: tuple[Path, Path], scratch: Path) -> bo
     }
     check = [python, str(HERE / "live_check.py"), "--url", f"http://127.0.0.1:{port}", "--records", str(records)]
     check += ["--models", str(MODELS), "--target", str(models[0]), *case.check]
+    if case.evaluated:
+        check += ["--drafter", str(models[1])]
     try:
         with serve.serving(line, log, environment) as started:
             began = time.monotonic()

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import evaluated
 import torch
 from safetensors import safe_open
 
@@ -230,6 +231,23 @@ def check_drafts(rid: str, records: Sequence[dict[str, Any]], verified: list[dic
             hold(chosen == record["drafted"][0], f"{rid}: drafted {chosen}, verified {record['drafted'][0]}")
 
 
+def check_evaluator(
+    asked: Asked, kept: Replay, records: Sequence[dict[str, Any]], drafter: Path, target: Path
+) -> float:
+    """The what-if's evaluator computes the states that the served drafter goes on with; the greatest difference."""
+    after = evaluated.handed_on(drafter, target, kept.targets[0]["capture"], kept.states, asked.sequence)
+    rounds = evaluated.consumed(records, f"pivot-prompt-{asked.rid}", len(asked.prompt))
+    greatest, compared = 0.0, 0
+    for row, text in rounds:
+        if row < len(after):
+            own, served = (
+                torch.frombuffer(bytearray(x), dtype=torch.float32) for x in (printed(after[row, None]), bytes_of(text))
+            )
+            greatest, compared = max(greatest, float((own - served).abs().max())), compared + 1
+    hold(compared > 10, f"{asked.rid}: only {compared} draft steps could be compared")
+    return greatest
+
+
 def check_hand_over(asked: Asked, kept: Replay, records: Sequence[dict[str, Any]], kind: str) -> None:
     """What is packed, and what the drafter is fed, are the captured states of the same rows.
 
@@ -309,6 +327,7 @@ class Models:
         from train_target import load  # noqa: PLC0415 - the lab's, found on the path above
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - slow, after the arguments
 
+        self.directory = target
         self.tokenizer = AutoTokenizer.from_pretrained(target)
         self.prompts = json.loads((directory / "prompts.json").read_text(encoding="utf-8"))["prompts"]
         self._lab = target.resolve() == (directory / "target").resolve()
@@ -364,10 +383,15 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.kind != "eagle":
             figures["http"] = max(figures["http"], check_http(one, kept))
         figures["transformers"] = max(figures["transformers"], check_transformers(models.model, one, kept))
+        if arguments.drafter:
+            far = check_evaluator(one, kept, records, arguments.drafter, models.directory)
+            figures["evaluator"] = max(figures.get("evaluator", 0.0), far)
         counts.append(check_acceptance(one, records, arguments.kind))
         check_hand_over(one, kept, records, arguments.kind)
     hold(figures["http"] == 0.0, f"HTTP differs from the records by {figures['http']}")
     hold(figures["transformers"] < models.close, f"transformers differs from the records by {figures['transformers']}")
+    far = figures.get("evaluator", 0.0)
+    hold(far < models.close, f"the evaluator's drafter differs from the served one by {far}")
     check_privacy(arguments.url, arguments.records, began)
     figures["verifications"], figures["accepted"] = (sum(column) for column in zip(*counts, strict=True))
     return {**figures, "records": len(records), "ranks": len(ranks)}
@@ -385,6 +409,9 @@ def main() -> int:
     parser.add_argument("--records", required=True, type=Path, help="the server's PIVOT_PROBE_DIR")
     parser.add_argument("--models", required=True, type=Path, help="the directory lab/models")
     parser.add_argument("--target", type=Path, help="the served target, where it is not the lab's")
+    parser.add_argument(
+        "--drafter", type=Path, help="the served drafter, drafting in a chain: the what-if's is compared"
+    )
     parser.add_argument("--prompts", type=int, default=3, help="how many prompts are asked")
     parser.add_argument("--kind", choices=["chain", "tree", "eagle"], default="chain", help="how the server drafts")
     parser.add_argument("--raising", action="store_true", help="every hook of the probe raises")
