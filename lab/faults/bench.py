@@ -26,7 +26,7 @@ import yaml
 from pivot import ask, experiment, wiring
 from pivot.findings import errors
 from pivot.program import program
-from pivot.whatif import EVALUATOR
+from pivot.whatif_command import EVALUATOR
 from pivot.wiring_findings import codes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "experiment": ("pivot.experiment", "the answer of playbooks/experiment.yml, or what two answers differ in"),
     "faults": ("pivot.faults", "every finding by code, as Markdown"),
     "manifest": ("pivot.weights", "what a model directory holds, to be pinned: hashes, config, tensors"),
-    "whatif": ("pivot.whatif", "what a drafter would get accepted with other layers or parts, from recorded states"),
+    "whatif": (
+        "pivot.whatif_command",
+        "what a drafter would get accepted with other layers or parts, from records",
+    ),
     "wiring": ("pivot.wiring_command", "which layers reach a drafter, from records; or how two runs differ"),
 }
 INTERRUPTED = 130  # what a shell reports for SIGINT

@@ -18,6 +18,9 @@ from typing import Any
 from pivot import ask, whatif
 from pivot.findings import Finding, Severity, errors, render
 from pivot.layers import numbers
+from pivot.whatif_candidates import candidates
+from pivot.whatif_command import question_for
+from pivot.whatif_figures import Question
 from pivot.wiring import Wiring, analyse, asked_layers, read
 
 FORMAT = 1
@@ -122,14 +125,14 @@ def question(
     if seen.depth is None:
         return None
     served = [layer for layer in seen.layers if layer is not None]
-    chosen = whatif.candidates(
+    chosen = candidates(
         seen.depth,
         experiment.count(),
         served=served if len(served) == len(seen.layers) else None,
         contract=experiment.contract,
         others=others,
     )
-    return whatif.question_for(
+    return question_for(
         tensors=tensors,
         drafter=drafter,
         target=target,
@@ -149,7 +152,7 @@ def answer(experiment: Experiment) -> Diagnosis:
     judgement = None
     if experiment.evaluation is not None:
         judgement = whatif.judge(
-            whatif.Question(
+            Question(
                 subject=experiment.subject,
                 evaluation=experiment.evaluation,
                 asked=experiment.asked,

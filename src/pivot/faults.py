@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import collections
 import dataclasses
 import functools
 import re
@@ -58,7 +57,6 @@ WORKED_OUT = {
     "VAR-EXPRESSION": ("error", "… cannot be worked out: …", "correct the expression there, or what it reads"),
     "DRAFTER-ENGINE-FAULT": ("error or warning", "this version has a known fault: …", "see the list at the end"),
 }
-SHARED = {"Findings": "configs.py", "suspect": "suspect.py"}  # what wraps a finding for others, and where it stands
 FIELDS = ("code", "severity", "subject", "message", "fix")
 
 
@@ -84,15 +82,11 @@ class _Wrapper:
 def sites() -> list[Site]:
     """All places, in the order of modules and lines."""
     found: list[Site] = []
-    shared = {name: _wrappers(ast.parse((HERE / file).read_text(encoding="utf-8"))) for name, file in SHARED.items()}
     for path in sorted([*HERE.glob("*.py"), *(HERE.parents[1] / "plugins/action").glob("*.py")]):
         if path.name == Path(__file__).name:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-        given = [shared[name] for name in SHARED.keys() & imported]
-        wrappers = dict(collections.ChainMap(_wrappers(tree), *given))
-        found += _Module(path.stem, tree, wrappers).sites()
+        found += _Module(path.stem, tree, {**_imported_wrappers(tree), **_wrappers(tree)}).sites()
     return found
 
 
@@ -102,7 +96,21 @@ def codes() -> frozenset[str]:
     return frozenset({site.code for site in sites()} | WORKED_OUT.keys())
 
 
-def _wrappers(tree: ast.Module) -> dict[str, _Wrapper]:
+def _imported_wrappers(tree: ast.Module) -> dict[str, _Wrapper]:
+    """Those of the classes and functions that a module takes from others of this package."""
+    found: dict[str, _Wrapper] = {}
+    for node in tree.body:
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        path = HERE / f"{module.removeprefix('pivot.')}.py"
+        if module.startswith("pivot.") and path.is_file():
+            names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+            for item in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(item, ast.ClassDef | ast.FunctionDef) and item.name in names:
+                    found |= _wrappers(item)
+    return found
+
+
+def _wrappers(tree: ast.AST) -> dict[str, _Wrapper]:
     """Functions whose code is a parameter, by name."""
     found: dict[str, _Wrapper] = {}
     for function in ast.walk(tree):

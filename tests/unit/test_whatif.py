@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pivot import whatif
+from pivot import whatif, whatif_candidates, whatif_command, whatif_figures, whatif_findings
 from pivot.findings import Severity
 
 DEPTH = 8
@@ -48,7 +48,7 @@ RIGHT = [3, 5, 7]
 def judge(*rows, served=2.9, layers=RIGHT, contract=RIGHT, parts=None, **more):
     made = asked(served) if isinstance(served, float) else served
     return whatif.judge(
-        whatif.Question(
+        whatif_figures.Question(
             subject="h",
             evaluation=evaluation(*rows, parts=parts),
             asked=made,
@@ -78,7 +78,7 @@ def test_a_good_drafter_with_the_right_layers_gives_no_alarm():
 
 
 def test_all_wirings_that_people_get_wrong_are_evaluated_once():
-    found = whatif.wirings(8, 3, served=[2, 4, 5], contract=[3, 5, 7], others={"the sample": [1, 3, 5]})
+    found = whatif_candidates.wirings(8, 3, served=[2, 4, 5], contract=[3, 5, 7], others={"the sample": [1, 3, 5]})
     assert found[(3, 5, 7)] == "contract"
     assert found[(2, 4, 5)] == "served, the engine's default"
     assert found[(2, 4, 6)] == "contract -1"
@@ -93,11 +93,11 @@ def test_all_wirings_that_people_get_wrong_are_evaluated_once():
 
 
 def test_without_a_contract_the_neighbours_of_the_default_are_tried():
-    assert whatif.wirings(61, 3)[(1, 29, 57)] == "default -1"
+    assert whatif_candidates.wirings(61, 3)[(1, 29, 57)] == "default -1"
 
 
 def test_repairs_are_tried_at_the_wiring_that_counts_as_right():
-    found = whatif.candidates(8, 3, served=[2, 4, 5], contract=[3, 5, 7])
+    found = whatif_candidates.candidates(8, 3, served=[2, 4, 5], contract=[3, 5, 7])
     assert {tuple(one["layers"]) for one in found if "repair" in one} == {(3, 5, 7)}
     names = [one["name"] for one in found]
     assert len(set(names)) == len(names)
@@ -105,13 +105,13 @@ def test_repairs_are_tried_at_the_wiring_that_counts_as_right():
 
 
 def test_a_drafter_of_two_states_has_no_default():
-    found = whatif.wirings(8, 2, contract=[3, 5])
+    found = whatif_candidates.wirings(8, 2, contract=[3, 5])
     assert "the engine's default" not in ", ".join(found.values())
     assert {len(layers) for layers in found} == {2}
 
 
 def test_a_contract_that_fc_cannot_take_is_passed_over():
-    found = whatif.candidates(8, 2, served=[3, 5], contract=[3, 5, 7])
+    found = whatif_candidates.candidates(8, 2, served=[3, 5], contract=[3, 5, 7])
     assert {tuple(one["layers"]) for one in found if "repair" in one} == {(3, 5)}
 
 
@@ -148,7 +148,7 @@ def test_settings_of_a_good_launch_are_not_blamed():
         "speculative-draft-model-quantization": "unquant",
         "kv-cache-dtype": "auto",
     }
-    assert list(whatif.launch_reasons(flags, {"SGLANG_SIMULATE_ACC_LEN": "-1"}, below=True)) == []
+    assert list(whatif_findings.launch_reasons(flags, {"SGLANG_SIMULATE_ACC_LEN": "-1"}, below=True)) == []
 
 
 def test_what_would_lose_as_much_is_said():
@@ -387,15 +387,15 @@ def test_the_evaluator_is_asked_for_what_was_replayed():
             {"id": "b", "rid": "pivot-replay-b", "prompt_tokens": 3, "output_ids": [1, 2], "replayed": False},
         ],
     }
-    made = whatif.question_for(tensors=["/t"], drafter="/d", target=None, asked=record, candidates=[])
+    made = whatif_command.question_for(tensors=["/t"], drafter="/d", target=None, asked=record, candidates=[])
     assert (made["steps"], made["topk"]) == (5, 2)
     assert made["sequences"] == [{"id": "a", "rid": "pivot-replay-a", "prompt_tokens": 3, "tokens": 5}]
 
 
 def test_layers_on_the_command_line():
-    assert whatif.layers_of("3,5,7") == [3, 5, 7]
+    assert whatif_command.layers_of("3,5,7") == [3, 5, 7]
     with pytest.raises(argparse.ArgumentTypeError, match="no list of layers"):
-        whatif.layers_of("3;5")
+        whatif_command.layers_of("3;5")
 
 
 def test_an_evaluator_that_cannot_run_is_one_sentence(tmp_path, capsys):
@@ -405,7 +405,7 @@ def test_an_evaluator_that_cannot_run_is_one_sentence(tmp_path, capsys):
     python.write_text("#!/bin/sh\necho 'no torch' >&2\nexit 1\n")
     python.chmod(0o755)
     line = ["--python", str(python), "--tensors", "t", "--asked", str(record), "--drafter", "d", "--depth", "8"]
-    assert whatif.main(line) == 2
+    assert whatif_command.main(line) == 2
     assert capsys.readouterr().err == f"pivot whatif: {python} could not run the evaluator: no torch\n"
-    assert whatif.main([*line[:4], "--asked", str(tmp_path / "none"), *line[6:]]) == 2
+    assert whatif_command.main([*line[:4], "--asked", str(tmp_path / "none"), *line[6:]]) == 2
     assert "No such file" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import whatif
+from pivot import whatif, whatif_figures
 
 DATA = Path(__file__).parent / "data/whatif"
 RIGHT = (3, 5, 7)
@@ -27,7 +27,7 @@ ROWS = {
 def judge(name, **more):
     kept = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     return whatif.judge(
-        whatif.Question(
+        whatif_figures.Question(
             subject=name,
             evaluation=kept["evaluation"],
             asked=kept["asked"],
