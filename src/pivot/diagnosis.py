@@ -34,8 +34,8 @@ PATIENCE = 600.0  # seconds without a new milestone before silence means somethi
 BUSY = 60.0  # a decode line this recent says that the server works, whatever /health says
 # do not make a served answer bad
 MEANT = frozenset(row[1] for row in ASIDE).union(
-    "DIAG-LOG-GAP DIAG-GPU-ECC DIAG-HEALTH-SLOW DIAG-NCCL-SILENT DIAG-FLIGHT-EMPTY".split(),
-    "DIAG-PCIE-LINK DIAG-PCIE-WIDTH DIAG-BAR1".split(),
+    ["DIAG-LOG-GAP", "DIAG-GPU-ECC", "DIAG-HEALTH-SLOW", "DIAG-NCCL-SILENT", "DIAG-FLIGHT-EMPTY"],
+    ["DIAG-PCIE-LINK", "DIAG-PCIE-WIDTH", "DIAG-BAR1"],
 )
 
 
