@@ -7,7 +7,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from pivot import inspect
-from pivot.descriptions import DescriptionError
+from pivot.engine_source import DescriptionError
 
 
 def pivot_inspect(printed: str, subject: str, contract: object = None) -> dict[str, Any]:

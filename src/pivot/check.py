@@ -26,6 +26,7 @@ from pivot import (
     paths,
     pins,
 )
+from pivot.engine_source import DescriptionError
 from pivot.findings import Finding, Severity, errors, render, waive
 from pivot.places import file_at
 
@@ -207,7 +208,7 @@ def _engine(
     try:
         engine = descriptions.load(version)
         pair = model.deployed(host.name, host.values, read_manifest)
-    except descriptions.DescriptionError as error:
+    except DescriptionError as error:
         fix = "describe the wheel again: pivot engine describe WHEEL"
         return None, [Finding("ENGINE-DESCRIPTION", Severity.ERROR, host.name, str(error), fix)]
     settings = launch_rules.Launch(

@@ -1,7 +1,7 @@
 """Which layer ids become which layers of the target, and which ids to write for wanted layers.
 
 A layer is named by its INPUT: the input of layer 3 is the output of layer 2, the input of layer 0 is the embedding.
-The rules are those of `pivot.descriptions.SETTERS`.
+The rules are those of `pivot.engine_models.SETTERS`.
 """
 
 from __future__ import annotations

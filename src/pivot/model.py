@@ -261,7 +261,7 @@ def _engine(look: _Check) -> None:
         look.found.add("TARGET-CLASS", ERROR, message, "pin a later SGLang, or serve without a drafter")
     elif look.entry and look.rule is None:
         message = f"how {name} of SGLang {version} turns ids into layers was not verified by anybody"
-        fix = f"read {look.entry.get('setter')} and its capture loop, then add their shapes to pivot.descriptions"
+        fix = f"read {look.entry.get('setter')} and its capture loop, then add their shapes to pivot.engine_models"
         look.found.add("RULE", WARNING, message, fix)
 
 
@@ -576,7 +576,7 @@ def _quantised(look: _Check) -> None:
     look.found.add("QUANT-INHERITED", ERROR if certain else WARNING, message, fix)
 
 
-# names of tensors that a loader has a place for (descriptions.LOADERS), one pattern a loader; others are dropped
+# names of tensors that a loader has a place for (engine_models.LOADERS), one pattern a loader; others are dropped
 _MLP = r"mlp\.(gate|up|down)_proj\.\w+|(input_layernorm|hidden_norm|post_attention_layernorm)\.weight"
 _MHA = rf"self_attn\.[qkvo]_proj\.\w+|{_MLP}"
 _MLA = rf"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|q_a_layernorm|kv_a_layernorm)\.\w+|{_MLP}"

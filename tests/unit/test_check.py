@@ -12,6 +12,7 @@ import yaml
 
 from pivot import check, check_command, descriptions
 from pivot.check import Host, Report, Said, Whole, accepted
+from pivot.engine_source import DescriptionError
 from pivot.findings import Finding, Severity
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,7 @@ def test_launch_settings_of_a_wrong_type_are_left_to_the_types():
 
 def test_a_damaged_description_of_the_engine(monkeypatch):
     def damaged(version):
-        raise descriptions.DescriptionError(f"sglang-{version}.json cannot be read")
+        raise DescriptionError(f"sglang-{version}.json cannot be read")
 
     monkeypatch.setattr(descriptions, "load", damaged)
     report = run(host(sglang_engine_version="0.5.23"))

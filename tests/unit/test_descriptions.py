@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pivot import descriptions
-from pivot.descriptions import CAPTURES, DATA, SETTERS, DescriptionError, describe, faults, load, render, shape
+from pivot import descriptions, engine_models
+from pivot.descriptions import DATA, describe, faults, load, render
+from pivot.engine_models import CAPTURES, SETTERS
+from pivot.engine_source import DescriptionError, shape
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("0.5.9", "0.5.12", "0.5.13", "0.5.23")
@@ -328,7 +330,7 @@ def test_what_arrived_when():
 
 
 def test_every_target_of_the_probe_is_there_in_the_deployed_version():  # that they are the probe's: test_probe.py
-    assert load("0.5.23")["hooks"] == dict.fromkeys(descriptions.HOOKS, True)
+    assert load("0.5.23")["hooks"] == dict.fromkeys(engine_models.HOOKS, True)
 
 
 def test_tables_name_only_shapes_that_some_version_has():
