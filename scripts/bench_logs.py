@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from pivot import bundle
+from pivot import bundle, bundle_table
 from pivot.gpu_logs import NcclLog
 from pivot.redact import Redactor
 from pivot.server_log import ServerLog
@@ -67,11 +67,25 @@ def nccl_log(path: Path, mib: int) -> None:
             sink.write(block)
 
 
+def odd_log(path: Path, mib: int) -> None:
+    """Lines that no rule passes over: tracebacks, NCCL's settings, requests and their answers."""
+    lines = (
+        '2026-11-29T10:{0:02d}:{1:02d}.123456+0000 h sglang[123]:   File "/x/schedule.py", line {2}, in run_batch\n',
+        "llm01:2200:23{0:02d} [{2}] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS, comm 0x7f3a{1:02d} rank {2}\n",
+        'INFO:     127.0.0.1:5{1} - "GET /model_info?full={2} HTTP/1.1" 404 Not Found\n',
+        "[2026-11-29 10:{0:02d}:{1:02d}] max_total_num_tokens={1}, chunked_prefill_size={2}, context_len=1024\n",
+    )
+    block = "".join(lines[n % len(lines)].format(n // 60 % 60, n % 60, n % 10) for n in range(4096))
+    with path.open("w", encoding="utf-8") as sink:
+        while sink.tell() < mib * (1 << 20):
+            sink.write(block)
+
+
 def masked(path: Path) -> None:
     """As a host does it, with four known secrets: the collector itself, on one file."""
     with tempfile.TemporaryDirectory() as scratch:
         options = {"config_paths": [], "listed_paths": [], "probe_records": [str(path)], "log_limit": 1 << 40}
-        rows = [row for row in bundle.table(unit="none.service", **options) if row["name"] == "probe"]
+        rows = [row for row in bundle_table.table(unit="none.service", **options) if row["name"] == "probe"]
         request = {"rows": rows, "unit": "none.service", "total_limit": 1 << 40, "directories": [scratch], "owner": "b"}
         text = (ROOT / "roles/log_bundle/files/collect.py").read_text(encoding="utf-8")
         script = bundle.collector(
@@ -191,16 +205,19 @@ def main() -> int:
         scratch = Path(directory)
         server_log(scratch / "server.log", given.mib)
         nccl_log(scratch / "nccl.log", given.mib)
+        odd_log(scratch / "odd.log", given.mib // 4)
         jobs: list[tuple[str, Any, str]] = [
             ("masking, the collector as a whole", masked, "server.log"),
             ("masking alone", redacted, "server.log"),
+            ("masking what is never passed over", redacted, "odd.log"),
             ("parsing a server's log", parsed, "server.log"),
             ("parsing NCCL's log", nccl_parsed, "nccl.log"),
         ]
         for words, job, name in jobs:
             rate, peak = measured(job, scratch / name)
             good = good and rate >= LEAST_MBPS
-            print(f"{words:<36}{rate:7.1f} MB/s of CPU time, peak {peak:6.1f} MiB, {given.mib} MiB of log")
+            size = (scratch / name).stat().st_size >> 20
+            print(f"{words:<36}{rate:7.1f} MB/s of CPU time, peak {peak:6.1f} MiB, {size} MiB of log")
         if given.transfer:
             share = transfers(given.transfer, scratch)
             good = good and share >= LEAST_SHARE

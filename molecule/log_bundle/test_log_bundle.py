@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import testinfra
 
 HOME = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"], "bundles")
 BUNDLES = sorted(path.parent for path in HOME.glob("*/*/manifest.json"))
@@ -17,6 +18,7 @@ SECRETS = {
     "token": "made/up+token=of#a~site",
     "password in a url": "made-up-db-pass",
     "passphrase": "open sesame 4711",
+    "password in a container's description": "made-up-panel-pass",
 }
 
 
@@ -33,6 +35,20 @@ def written(secret: str) -> list[bytes]:
         base64.b64encode(plain).rstrip(b"=")[:-1],
         behind_name[8:].rstrip(b"=")[:-1],
     ]
+
+
+@pytest.fixture
+def host(request: pytest.FixtureRequest) -> Any:
+    return reached("instance", request)
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> Any:
+    return reached("node", request)
+
+
+def reached(name: str, request: pytest.FixtureRequest) -> Any:
+    return testinfra.get_host(f"ansible://{name}", ansible_inventory=request.config.getoption("--ansible-inventory"))
 
 
 @pytest.fixture(params=BUNDLES, ids=lambda path: path.parent.name)
@@ -61,7 +77,7 @@ def test_no_secret_is_in_any_file(bundle: Path) -> None:
         assert found == {}, path
 
 
-@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("name", list(SECRETS)[:4])
 def test_each_secret_was_there_to_be_masked(host: Any, name: str) -> None:
     logs = host.check_output("journalctl -u talker -o cat --no-pager; cat /etc/talker/*").encode()
     assert any(form in logs for form in written(SECRETS[name]))
@@ -94,6 +110,13 @@ def test_a_bundle_explains_itself_and_the_run_has_a_table(bundle: Path) -> None:
     assert sum(one["count"] for one in manifest(bundle)["masked_as"]) == manifest(bundle)["masked"]
 
 
+def test_the_node_tells_what_it_is_and_what_it_gave_the_container() -> None:
+    assert json.loads(text(BUNDLES[0], "node/facts.json"))["kernel"]
+    assert "hostname: instance" in text(BUNDLES[0], "node/container.conf")
+    assert text(BUNDLES[0], "node/proc/cmdline")
+    assert manifest(BUNDLES[0])["transfer"]["kept"] == 0
+
+
 def test_the_report_names_what_was_masked() -> None:
     assert {one["name"] for one in manifest(BUNDLES[0])["masked_as"]} >= {"known value"}
 
@@ -118,6 +141,12 @@ def test_bundles_are_for_their_owner_alone(bundle: Path) -> None:
     assert [path for path in bundle.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
+STAGING = "find /var/tmp /tmp /run /srv -maxdepth 2 -name 'pivot-bundle-*'"
+
+
 def test_the_host_keeps_nothing_but_what_another_run_has_there(host: Any) -> None:
-    found = host.check_output("find /var/tmp /tmp /run /srv/small /srv/few -maxdepth 1 -name 'pivot-bundle-*'").split()
-    assert [Path(path).name for path in found] == ["pivot-bundle-other"]
+    assert [Path(path).name for path in host.check_output(STAGING).split()] == ["pivot-bundle-other"]
+
+
+def test_the_node_keeps_nothing(node: Any) -> None:
+    assert node.check_output(STAGING) == ""

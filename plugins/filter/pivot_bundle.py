@@ -1,17 +1,17 @@
-"""Thin adapter: decisions of `pivot.bundle` as filters."""
+"""Thin adapter: decisions of `pivot.bundle` and `pivot.bundle_table` as filters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import bundle
+from pivot import bundle, bundle_table
 
 
 def rows(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The table of what is collected, for one host's options."""
     try:
-        return bundle.table(**options)
+        return bundle_table.table(**options)
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
 
@@ -40,7 +40,9 @@ class FilterModule:
         return {
             "pivot_bundle_room": room,
             "pivot_bundle_rows": rows,
-            "pivot_bundle_describe": bundle.describe,
+            "pivot_bundle_node_rows": bundle_table.node_table,
+            "pivot_bundle_describe": bundle_table.describe,
+            "pivot_bundle_no_node": bundle.no_node,
             "pivot_bundle_owner": bundle.owner,
             "pivot_bundle_script": bundle.collector,
             "pivot_bundle_transfer": transfer,

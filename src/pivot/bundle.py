@@ -1,6 +1,6 @@
 """Bundles of logs and state: what is collected, how it travels, and what the controller makes of it.
 
-`table` is the one place that says what is collected. The host's part is `roles/log_bundle/files/collect.py`;
+What is collected is `pivot.bundle_table`. The host's part is `roles/log_bundle/files/collect.py`;
 `finish` is the controller's: known secrets masked once more, every file hashed into ``manifest.json``, gaps turned
 into findings.
 """
@@ -8,18 +8,19 @@ into findings.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pivot import summary
+from pivot.bundle_table import MIB
 from pivot.diagnosis import diagnose, render
 from pivot.evidence import read
 from pivot.findings import Finding, Severity
@@ -27,188 +28,33 @@ from pivot.redact import MASK, Redactor, spellings
 from pivot.transfer import rsync_from
 
 SCHEMA = 2
-MIB = 1 << 20
 BLOCK = 4 * MIB
 KEEP_FREE = 64 * MIB
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Item:
-    """One row of the table.
-
-    name: file of the bundle, or directory where one item becomes several files; kind: how the host collects it;
-    what: command, paths or globs; limit: bytes taken per file; sensitivity: "plain", "secrets" (masked) or "prompts"
-    (listed, or copied when asked for); purpose: what it is needed for; required: absence is worth a warning and a
-    failure an error; tail: only the end is wanted, a cut is no fault.
-    """
-
-    name: str
-    kind: str
-    what: tuple[str, ...]
-    limit: int
-    sensitivity: str
-    purpose: str
-    required: bool = False
-    tail: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Options:
-    """What a table is made for.
-
-    unit: systemd unit with its suffix; config_paths, probe_records, nccl_logs, flight_records, dumps: files,
-    directories or globs; listed_paths: looked at, never copied; copy_dumps: whether dumps are; log_limit: bytes of
-    the current log; python: the engine's interpreter ("": that of the running process); url: of the server ("": from
-    the launch configuration); extra: rows that a role or an inventory adds, see `added`.
-    """
-
-    unit: str
-    config_paths: Sequence[str]
-    probe_records: Sequence[str]
-    listed_paths: Sequence[str]
-    log_limit: int
-    nccl_logs: Sequence[str] = ()
-    flight_records: Sequence[str] = ()
-    dumps: Sequence[str] = ()
-    copy_dumps: bool = False
-    state_paths: Sequence[str] = ()
-    python: str = ""
-    url: str = ""
-    extra: Sequence[Mapping[str, Any]] = ()
-
-
-SMI = "nvidia-smi"
-COMPUTE = "pid,process_name,used_gpu_memory,gpu_uuid"
-
-
-def table(**options: Any) -> list[dict[str, Any]]:
-    """What is collected of a host, most important first: when the total limit is reached, the rest is left out.
-
-    options: those of `Options`. Plain dicts, for a host's JSON.
-    """
-    given = Options(**options)
-    unit, url = given.unit, given.url
-    group = f"/sys/fs/cgroup/system.slice/{unit}/memory.*"
-    rows = [
-        _command("unit.txt", ("systemctl", "cat", "--no-pager", unit), "as written", required=True),
-        _command("unit-properties.txt", ("systemctl", "show", unit), "as systemd sees it", required=True),
-        Item(
-            "unit-status.txt",
-            "status",
-            ("systemctl", "status", "--no-pager", "--full", "--lines=0", unit),
-            MIB,
-            "secrets",
-            "state and processes",
-        ),
-        Item("process", "process", (unit,), MIB, "secrets", "what really runs", True),
-        Item("processes.json", "processes", (unit,), MIB, "secrets", "which process computes, waits or is stopped"),
-        Item("answers.json", "answers", (url,), MIB, "secrets", "what the server answers, and how fast"),
-        Item("config", "files", tuple(given.config_paths), MIB, "secrets", "the configuration as rendered", True),
-        Item("server_info.json", "answer", (url, "/server_info"), 4 * MIB, "secrets", "what the server made of it"),
-        Item("metrics.txt", "answer", (url, "/metrics"), 4 * MIB, "plain", "requests, acceptance and speed since boot"),
-        Item("packages.json", "packages", (given.python,), MIB, "plain", "the engine's distributions"),
-        Item(
-            "state", "files", tuple(given.state_paths), MIB, "plain", "release, verified weights, what the start read"
-        ),
-        *_system(group),
-        Item(
-            "system/listing.txt",
-            "list",
-            tuple(given.listed_paths),
-            MIB,
-            "prompts",
-            "core files, dumps and shared memory, never copied",
-        ),
-        Item("server.log", "journal", (unit, "current"), given.log_limit, "secrets", "the current run", True),
-        Item(
-            "server-before.log", "journal", (unit, "before"), given.log_limit // 4, "secrets", "earlier runs", tail=True
-        ),
-        Item("nccl", "nccl", tuple(given.nccl_logs), given.log_limit // 4, "secrets", "each rank's NCCL"),
-        Item("flight", "flight", tuple(given.flight_records), 16 * MIB, "plain", "collectives before a time-out"),
-        Item("probe", "files", tuple(given.probe_records), given.log_limit, "plain", "what reached the drafter"),
-    ]
-    rows += [added(row, given.log_limit) for row in given.extra]
-    if given.copy_dumps:
-        rows.append(Item("dumps", "dumps", tuple(given.dumps), 1 << 50, "prompts", "a crash, to be replayed"))
-    return [dataclasses.asdict(row) for row in rows]
-
-
-def _command(name: str, argv: tuple[str, ...], purpose: str, *, required: bool = False, kind: str = "command") -> Item:
-    return Item(name, kind, argv, MIB, "secrets" if name.startswith("unit") else "plain", purpose, required)
-
-
-def _system(group: str) -> list[Item]:
-    """Rows about container and node."""
-    files = ("/usr/lib/os-release", "/proc/meminfo", "/proc/cpuinfo", "/proc/devices", "/proc/driver/nvidia/version")
-    cgroups = ("/sys/fs/cgroup/memory.*", group)
-    libraries = ("/usr/lib/x86_64-linux-gnu/libcuda.so*", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so*")
-    return [
-        _command("system/uname.txt", ("uname", "-a"), "kernel", required=True),
-        _command("system/df.txt", ("df", "-h", "-T"), "full volumes, /dev/shm"),
-        _command("system/ip.txt", ("ip", "address"), "addresses"),
-        _command("system/sockets.txt", ("ss", "-ltnp"), "who listens where"),
-        _command("system/devices.txt", ("ls", "-lR", "/dev"), "device nodes"),
-        _command("system/gpus.txt", (SMI, "-q"), "GPUs: driver, memory, errors, links", kind="tool"),
-        _command("system/topology.txt", (SMI, "topo", "-m"), "paths between GPUs", kind="tool"),
-        _command(
-            "system/gpu-processes.txt",
-            (SMI, f"--query-compute-apps={COMPUTE}", "--format=csv"),
-            "who holds memory of the GPUs",
-            kind="tool",
-        ),
-        Item("system/libraries.txt", "list", libraries, MIB, "plain", "the container's driver"),
-        Item("system", "files", (*files, *cgroups), MIB, "plain", "memory, limits and driver"),
-        Item("system/kernel.log", "kernel", (), 4 * MIB, "plain", "Xid, OOM killer, driver", tail=True),
-    ]
-
-
-ADDED = {"name", "kind", "what", "limit_mib", "sensitivity", "purpose", "required", "tail"}
-
-
-def added(row: Mapping[str, Any], log_limit: int) -> Item:
-    """A row that a role or an inventory adds; ValueError says what is wrong with it.
-
-    Its kind is "files" (paths and globs) or "command" (an argument list); only its name, kind and what are needed.
-    """
-    where = f"the row {dict(row)!r:.120} of log_bundle_extra_items"
-    unknown, missing = set(row) - ADDED, {"name", "kind", "what"} - set(row)
-    if unknown or missing:
-        raise ValueError(f"{where} {f'has no {min(missing)}' if missing else f'has an unknown {min(unknown)}'}")
-    name, what = str(row["name"]), row["what"]
-    if row["kind"] not in ("files", "command") or not isinstance(what, Sequence) or isinstance(what, str):
-        raise ValueError(f"{where} needs the kind files or command, and a list as what")
-    if name.startswith("/") or ".." in name.split("/") or not name:
-        raise ValueError(f"{where} needs a relative name")
-    sensitivity = str(row.get("sensitivity", "secrets"))
-    if sensitivity not in ("plain", "secrets"):
-        raise ValueError(f"{where} has the sensitivity {sensitivity}: plain or secrets is right")
-    return Item(
-        name,
-        str(row["kind"]),
-        tuple(str(part) for part in what),
-        int(row["limit_mib"]) * MIB if "limit_mib" in row else log_limit,
-        sensitivity,
-        str(row.get("purpose", "added by the inventory")),
-        bool(row.get("required", False)),
-        bool(row.get("tail", False)),
-    )
+TRAVELLING = ("pivot.secret_names", "pivot.secret_shapes", "pivot.redact")  # each before those that import it
 
 
 def collector(script: str) -> str:
-    """The host's program in one piece: `pivot.redact` of this very version, then `script`, which imports it."""
-    found = importlib.util.find_spec("pivot.redact")
-    if found is None or found.origin is None:
-        raise FileNotFoundError("pivot.redact has no source file: install the project with `make setup`")
-    redact = Path(found.origin).read_text(encoding="utf-8")
+    """The host's program in one piece: masking as this very version does it, then `script`, which imports it."""
+    modules = {"pivot": "", **{name: _source(name) for name in TRAVELLING}}
     return "\n".join(
         [
             "import sys, types",
-            "for name in ('pivot', 'pivot.redact'): sys.modules[name] = types.ModuleType(name)",
-            f"exec(compile({redact!r}, 'redact.py', 'exec'), sys.modules['pivot.redact'].__dict__)",
+            f"for name in {list(modules)!r}: sys.modules[name] = types.ModuleType(name)",
+            *(
+                f"exec(compile({text!r}, {name + '.py'!r}, 'exec'), sys.modules[{name!r}].__dict__)"
+                for name, text in modules.items()
+            ),
             f"exec(compile({script!r}, 'collect.py', 'exec'), dict(__name__='__main__'))",
             "",
         ]
     )
+
+
+def _source(module: str) -> str:
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise FileNotFoundError(f"{module} has no source file: install the project with `make setup`")
+    return Path(found.origin).read_text(encoding="utf-8")
 
 
 def owner(home: str) -> str:
@@ -230,24 +76,26 @@ def room(home: str, hosts: int) -> int:
     return share
 
 
-def describe(rows: Iterable[Mapping[str, Any]], where: str) -> str:
-    """What a run without check mode would collect, as lines for a person."""
-    lines = [f"would collect into {where}:"]
-    for row in rows:
-        what = " ".join(str(part) for part in row["what"] if part)
-        lines.append(f"  {row['name']:<22} {row['purpose']}: {row['kind']} {what} (at most {row['limit'] // 1024} KiB)")
-    return "\n".join(lines)
-
-
 def transfer(connection: Mapping[str, Any], source: str, destination: str) -> list[str]:
     """The rsync command that brings a host's directory to the controller; its files are the caller's alone.
 
     connection: as for `pivot.transfer.rsync_to`, which also says what cannot be used.
     """
-    options = ["--recursive", "--times", "--partial", "--whole-file", "--compress", "--chmod=D0700,F0600"]
+    # without --whole-file: what an interrupted transfer has left, also the beginning of a file, is not sent again
+    options = ["--recursive", "--times", "--partial", "--compress", "--chmod=D0700,F0600", "--stats"]
     # where one side does not know zstd, the next one is taken; rsync 3.5.0 cannot read its own lz4 with this list
     quick = "RSYNC_COMPRESS_LIST=zstd zlibx zlib"
     return ["env", quick, *rsync_from(source, destination, connection, options)]
+
+
+def transferred(stats: Iterable[str]) -> dict[str, int]:
+    """What ``rsync --stats`` says of several transfers. sent: bytes of files; kept: those that were here already."""
+    found = {"sent": 0, "kept": 0}
+    for text in stats:
+        for name, words in (("sent", "Literal"), ("kept", "Matched")):
+            if figure := re.search(rf"(?m)^{words} data: ([\d,.]+) bytes", text):
+                found[name] += int(re.sub(r"\D", "", figure.group(1)))
+    return found
 
 
 def gaps(entries: Iterable[Mapping[str, Any]], host: str) -> list[Finding]:
@@ -297,6 +145,7 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
     host = str(request["host"])
     findings: list[Finding] = []
     entries = [dict(entry) for entry in request["entries"]]
+    _sweep(partial, {str(entry["name"]) for entry in entries if entry["sha256"] is not None})
     for entry in entries:
         if entry["sha256"] is not None:
             findings += _settle(partial / entry["name"], entry, redactor, host)
@@ -317,6 +166,7 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
         "unit": request["unit"],
         "time": request["time"],
         "host_facts": request["context"],
+        "transfer": transferred(request.get("transfers", [])),
         "masked": redactor.masked + sum(int(entry["masked"]) for entry in request["entries"]),
         "masked_as": _counted(masked_as),
         "files": sorted(entries, key=lambda entry: str(entry["name"])),
@@ -336,8 +186,6 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
         raise FileExistsError(f"{final} is there already: two runs in one second? collect again")
     final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial.rename(final)
-    for left in partial.parent.glob(f".{host}.*.partial"):  # of interrupted runs
-        shutil.rmtree(left)
     summary.write(final.parent)
     present = [entry for entry in entries if entry["sha256"] is not None]
     return {
@@ -350,6 +198,16 @@ def finish(request: Mapping[str, Any]) -> dict[str, Any]:
         "why": diagnosed.verdict.why,
         "suspects": [suspect.finding.code for suspect in diagnosed.suspects],
     }
+
+
+def _sweep(partial: Path, names: set[str]) -> None:
+    """Remove what an interrupted transfer has left and this one did not bring."""
+    for path in sorted(partial.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.relative_to(partial).as_posix() not in names:
+            path.unlink()
 
 
 def _own_files(request: Mapping[str, Any], redactor: Redactor) -> Iterable[tuple[str, str]]:
@@ -429,23 +287,22 @@ def _leaks(directory: Path, secrets: Iterable[str], host: str) -> list[Finding]:
     return found
 
 
+def no_node(reason: str, node: str) -> dict[str, Any]:
+    """The entry that stands for all of a node, when nothing of it could be collected."""
+    return _entry("node", node, reason=reason, failed=True)
+
+
 def _own_entry(name: str, source: str, text: str) -> dict[str, Any]:
     """The manifest's entry of a file that the controller wrote itself."""
     raw = text.encode()
-    return {
-        "name": name,
-        "item": name,
-        "source": source,
-        "bytes": len(raw),
-        "sha256": hashlib.sha256(raw).hexdigest(),
-        "truncated": False,
-        "reason": "",
-        "failed": False,
-        "masked": text.count(MASK),
-        "sensitivity": "plain",
-        "required": True,
-        "tail": False,
-    }
+    digest = hashlib.sha256(raw).hexdigest()
+    return _entry(name, source, bytes=len(raw), sha256=digest, masked=text.count(MASK), required=True)
+
+
+def _entry(name: str, source: str, **more: Any) -> dict[str, Any]:
+    plain = {"bytes": None, "sha256": None, "truncated": False, "reason": "", "failed": False, "masked": 0}
+    fixed = {"sensitivity": "plain", "required": False, "tail": False}
+    return {"name": name, "item": name, "source": source, **plain, **fixed, **more}
 
 
 def _sha256(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pivot import descriptions
+from pivot import descriptions, machine, records, wiring
 from pivot.configs import Findings, read_ids
 from pivot.diagnosis import Diagnosis, diagnose, render, served
 from pivot.evidence import BundleError, Facts, read, read_json
@@ -41,8 +42,13 @@ def bundles(home: Path) -> list[Path]:
     return sorted(path.parent for path in home.glob("*/*/manifest.json"))
 
 
+def unfinished(home: Path) -> list[Path]:
+    """What interrupted transfers have left: the next run of their host goes on there."""
+    return sorted(path for path in home.glob(".*.partial") if path.is_dir())
+
+
 def listed(home: Path) -> list[str]:
-    """The bundles as lines for a person."""
+    """The bundles as lines for a person, then what is unfinished."""
     lines = []
     for path in bundles(home):
         manifest = read_json(path / "manifest.json")
@@ -51,7 +57,10 @@ def listed(home: Path) -> list[str]:
         size = sum(int(entry.get("bytes") or 0) for entry in files) / (1 << 20)
         state = content.get("state", "not diagnosed")
         lines.append(f"{path}  {content.get('host', '?')}  {state}  {len(files)} files, {size:.1f} MiB")
-    return lines
+    return [
+        *lines,
+        *(f"{path}  unfinished; the next collect goes on there, prune removes it" for path in unfinished(home)),
+    ]
 
 
 def shown(path: Path) -> str:
@@ -72,7 +81,7 @@ def shown(path: Path) -> str:
 
 
 def compare(left: Path, right: Path) -> list[Row]:
-    """What two bundles differ in, the causes first; equal values are left out, figures are always there."""
+    """What two bundles differ in, the causes first; equal values are left out, numbers are always there."""
     pair = [diagnose(read(path)) for path in (left, right)]
     tables = [dict(_values(found, path)) for found, path in zip(pair, (left, right), strict=True)]
     keys = list(dict.fromkeys([*tables[0], *tables[1]]))
@@ -80,20 +89,21 @@ def compare(left: Path, right: Path) -> list[Row]:
     rows = []
     for section, name in sorted(keys, key=lambda key: order[key[0]]):
         values = [table.get((section, name), ABSENT) for table in tables]
-        if values[0] != values[1] or section == "figures":
+        if values[0] != values[1] or section in NUMBERS:
             rows.append(Row(section, name, *values))
     return rows
 
 
 SECTIONS = (
-    *("state", "pins", "packages", "driver", "layers", "arguments", "environment"),
-    *("figures", "accept histogram", "phases", "suspects"),
+    *("state", "pins", "packages", "driver", "machine", "container", "layers", "arguments", "environment"),
+    *("figures", "accept histogram", "accepted, as the probe saw", "phases", "findings"),
 )
+NUMBERS = frozenset(SECTIONS[-5:-1])  # always side by side, and never a difference by themselves
 
 
 def _values(found: Diagnosis, path: Path) -> Iterator[tuple[tuple[str, str], str]]:
     """Everything that is compared, by section and name."""
-    facts, run = found.facts, found.facts.run
+    facts = found.facts
     yield ("state", "state"), str(found.verdict.state)
     yield ("state", "why"), found.verdict.why
     for name, value in _flat(read_json(path / "pins.json"), ""):
@@ -104,26 +114,57 @@ def _values(found: Diagnosis, path: Path) -> Iterator[tuple[tuple[str, str], str
         yield ("packages", str(name)), str(value)
     yield ("driver", "module"), facts.machine.module or ABSENT
     yield ("driver", "libcuda"), facts.machine.library or ABSENT
-    yield ("driver", "kernel"), str(_mapping(facts.manifest.get("host_facts")).get("kernel", ABSENT))
-    ids = layer_ids(path)
-    yield ("layers", "ids"), ABSENT if ids is None else str(list(ids))
-    yield ("layers", "effective"), effective(facts, ids, _mapping(packages))
+    yield ("machine", "kernel"), str(_mapping(facts.manifest.get("host_facts")).get("kernel", ABSENT))
+    yield ("machine", "boot options"), facts.machine.command_line or ABSENT
+    for line in machine.text(path / "node/container.conf").splitlines():
+        name, colon, value = line.partition(": ")
+        if colon:
+            yield ("container", name), value
+    yield from _layers(facts, path, _mapping(packages))
     for name, value in sorted(facts.arguments.items()):
         yield ("arguments", name), value
     for name, value in sorted(facts.environment.items()):
         if name not in IGNORED_ENVIRONMENT:
             yield ("environment", name), value
+    yield from _numbers(found, path)
+    for finding in facts.manifest.get("findings", []):
+        yield ("findings", f"{_mapping(finding).get('code')}"), str(_mapping(finding).get("message"))
+    for suspect in found.suspects:
+        yield ("findings", suspect.finding.code), suspect.finding.message
+
+
+def _numbers(found: Diagnosis, path: Path) -> Iterator[tuple[tuple[str, str], str]]:
+    """What was served and how long the start took: from the log, and from the probe's records."""
+    run = found.facts.run
     figures = served(run) if run else {}
     histogram = figures.pop("accept_histogram", {})
     for name, value in figures.items():
         yield ("figures", name.replace("_", " ")), ABSENT if value is None else str(value)
     for step, count in histogram.items():
-        total = sum(histogram.values())
-        yield ("accept histogram", step), f"{count / total:.0%}"
+        yield ("accept histogram", step), f"{count / sum(histogram.values()):.0%}"
+    seen = wiring.acceptance(_recordings(path))
+    if seen.length is not None:
+        yield ("accepted, as the probe saw", "accept length"), f"{seen.length:.2f}"
+    for accepted, count in enumerate(seen.histogram):
+        yield ("accepted, as the probe saw", f"{accepted} drafted"), f"{count / seen.verifications:.0%}"
     for phase in found.phases:
         yield ("phases", phase.name), f"{phase.seconds} s"
-    for suspect in found.suspects:
-        yield ("suspects", suspect.finding.code), suspect.finding.message
+
+
+def _layers(facts: Facts, path: Path, packages: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
+    """The drafter's layers: as asked for, as the engine's version makes of them, and as the probe saw them."""
+    ids = layer_ids(path)
+    yield ("layers", "ids"), ABSENT if ids is None else str(list(ids))
+    yield ("layers", "effective"), effective(facts, ids, packages)
+    if seen := wiring.slices(_recordings(path)):
+        yield ("layers", "as the probe saw"), str([ABSENT if one.source is None else one.source for one in seen])
+
+
+@functools.lru_cache(maxsize=2)
+def _recordings(path: Path) -> tuple[records.Recording, ...]:
+    """What the probe recorded of every process."""
+    directories = sorted({file.parent for file in (path / "probe").rglob(f"*{records.SUFFIX}")})
+    return tuple(recording for directory in directories for recording in records.read(directory))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -184,16 +225,19 @@ def _short(value: str) -> str:
 
 
 def prune(home: Path, keep: int) -> list[Path]:
-    """Remove all but the newest `keep` runs, and return what was removed; only folders with bundles are touched."""
+    """Remove all but the newest `keep` runs and what is unfinished; returns what was removed.
+
+    Only folders with bundles, and those of interrupted transfers, are touched.
+    """
     runs = sorted({path.parent for path in bundles(home)}, key=lambda run: run.name)
-    gone = runs[: max(0, len(runs) - keep)]
+    gone = [*runs[: max(0, len(runs) - keep)], *unfinished(home)]
     for run in gone:
         shutil.rmtree(run)
     return gone
 
 
 def main(arguments: list[str]) -> int:
-    """``pivot bundle``: 0; `compare` 1 when something but figures differs; 2 for what is no bundle."""
+    """``pivot bundle``: 0; `compare` 1 when something but numbers differs; 2 for what is no bundle."""
     parser = argparse.ArgumentParser("pivot bundle", description="Bundles of logs and state.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, words in (("list", "all of them"), ("prune", "remove the runs of long ago")):
@@ -233,5 +277,5 @@ def _run(given: argparse.Namespace) -> int:
                 f"{path.parent.name}/{path.name}" if path.parent.name else path.name for path in given.bundles
             )
             print(as_text(rows, (names[0], names[1])))
-        return 1 if any(row.left != row.right and row.section not in ("figures", "phases") for row in rows) else 0
+        return 1 if any(row.left != row.right and row.section not in NUMBERS for row in rows) else 0
     return 0

@@ -14,7 +14,8 @@ from typing import Any
 
 from pivot.findings import Finding, Severity
 from pivot.launch import ARGV_ONLY
-from pivot.redact import MASK, secret_name
+from pivot.redact import MASK
+from pivot.secret_names import secret_name
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 # the probe's drop-in adds arguments and variables of its own while it is on; every report says that it is

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import collections
-import functools
 import json
 import re
 import shlex
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pivot.secret_names import secret_name
+from pivot.secret_shapes import REQUEST, SHAPES, ordinary
 
 MASK = "<redacted>"
 PROMPT = "<text of a request left out>"
@@ -22,55 +24,12 @@ MIN_KNOWN = 3  # a shorter value says nothing, and masking it would blacken ever
 STANDS_ALONE = 8  # known values below this length are masked only where they are a word of their own
 LONG_LINE = 4096  # from here on a writer may have cut the line (journald: 48 KiB), inside a secret too
 
-_SURE = frozenset({"apikey", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials"})
-_SURE_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("auth", "key"), ("encryption", "key")})
-_HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "csrfpreventiontoken"})
-_ENV_LAST = frozenset({"key", "pass", "pwd", "auth", "cookie", "dsn", "ticket", "token", "credentials"})
-# words before "token" that make it a token of text, not of trust
-_TEXT_TOKENS = frozenset(
-    {
-        "bos",
-        "eos",
-        "pad",
-        "unk",
-        "sep",
-        "cls",
-        "mask",
-        "image",
-        "audio",
-        "video",
-        "next",
-        "draft",
-        "max",
-        "min",
-        "num",
-        "new",
-        "per",
-        "stop",
-        "special",
-        "prompt",
-        "input",
-        "output",
-        "cached",
-        "first",
-        "last",
-        "begin",
-        "end",
-        "of",
-        "think",
-        "accept",
-        "accepted",
-        "each",
-        "one",
-    }
-)
-_PATH_ENDINGS = frozenset(
-    {"file", "path", "dir", "directory", "name", "sock", "type", "length", "py", "yml", "yaml", "json", "txt", "log"}
-)
-
+_SIGN = re.compile(r"=>|->|:=|[:=]")
+_COLOURS = r"(?:\x1b\[[0-9;]*m)*"
 _PAIR = re.compile(
-    r"""(?<!\#)(?P<dash>--)?[\d.-]*(?P<name>[A-Za-z_][\w.-]*)
-        (?P<sep>["'\\]*[ \t]*(?:=>|[:=])[ \t]*(?:[bu](?=["']))?(?=\S)  # name=value, "name": value
+    rf"""(?<!\#)(?P<dash>--)?[\d.-]*(?P<name>[A-Za-z_][\w.-]*)
+        (?P<sep>{_COLOURS}["'\\]*[ \t]*(?:{_SIGN.pattern})[ \t]*{_COLOURS}(?:[bu](?=["']))?(?=\S)
+        |:[ \t]*\r?\n[ \t]+(?:-[ \t]+)?(?=\S)(?!\S+:(?:\s|\Z))  # name:, and lines of its own
         |["'\\]*,[ \t]*b?(?=["'\\])                                   # ("name", "value")
         |["'\\]*,?[\s\0]+(?=\S))                                       # --name value
     """,
@@ -79,60 +38,10 @@ _PAIR = re.compile(
 # one of these stands in every name that says secret; "token" is looked for apart, because logs count tokens of text
 _CORES = ("key", "secret", "pass", "credential", "auth", "cookie", "pwd", "dsn", "ticket")
 _BEHIND_TOKEN = frozenset("/)s")  # token/s, (token), tokens: no name that says secret goes on so
-# secrets that show by their own shape, each with the texts of which one has to be there before the pattern is tried
-_SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
-    (
-        ("PRIVATE KEY-----",),
-        re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-        r"\g<1>{}\g<2>",
-    ),
-    (("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{16,}"), "{}"),
-    (("sk-", "rk-", "pk-"), re.compile(r"\b(?:sk|rk|pk)-[A-Za-z0-9_-]{20,}"), "{}"),
-    (
-        ("gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-", "xox"),
-        re.compile(r"\b(?:gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,})"),
-        "{}",
-    ),
-    (("AKIA", "ASIA"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), "{}"),
-    (("eyJ",), re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"), "{}"),
-    (
-        ("PVE",),
-        re.compile(
-            r"(PVEAPIToken=)[^\s\"'\\<]+|(PVEAuthCookie=)[^\s\"'\\;<]+|\bPVE:[^\s:\"']+@\w+:[0-9A-F]{8}::[A-Za-z0-9+/=]+"
-        ),
-        r"\g<1>\g<2>{}",
-    ),
-    (("earer ", "EARER "), re.compile(r"(?i)(?<=\bbearer )(?![\"'<])[^\s\"'\\,]{6,}"), "{}"),
-    (("asic ", "ASIC "), re.compile(r"(?i)(?<=\bbasic )[A-Za-z0-9+/]{8,}={0,2}"), "{}"),
-    (("://",), re.compile(r"(://[^\s/:@\"'<>]*:)[^\s/@\"'<>]+(?=@)"), r"\g<1>{}"),
-)
 _KEPT = re.compile(r"(?:None|null|none|True|False|true|false|~)?(?=[\s,;)}\]\"']|\Z)")
 _BLOCK_SCALAR = re.compile(r"[|>][+-]?\d?[+-]?[ \t]*\n(?P<body>(?:[ \t]+\S[^\n]*(?:\n|\Z))+)")
 _NUMBER = re.compile(r"-?[\d.,]+(?:e-?\d+)?(?=[\s,;)}\]\"'/%]|\Z)")
-# how SGLang logs requests and answers (--log-requests)
-_REQUEST = re.compile(r"(\b(?:Receive|Finish): obj=\w*)(?!\w|<text)[^\n]*")
 _LOG_PREFIX = re.compile(r"\S+ \S+ \S+\[\d+\]: ")
-
-
-@functools.lru_cache(maxsize=4096)
-def secret_name(name: str) -> str:
-    """What a variable, option or header of this name holds: "" (nothing secret), "sure", "token" or "header".
-
-    "token" is secret unless its value is a number: ``token: 812`` counts tokens of text.
-    """
-    flat = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    words = [word for word in re.split(r"[_.\-]+", flat.lower()) if word]
-    if not words or words[-1] in _PATH_ENDINGS:
-        return ""
-    if "".join(words) in _HEADERS:
-        return "header"
-    if _SURE.intersection(words) or any(pair in _SURE_PAIRS for pair in zip(words, words[1:])):  # noqa: B905, RUF007 - newer than 3.9
-        return "sure"
-    if words[-1] == "token":
-        return "" if len(words) > 1 and words[-2] in _TEXT_TOKENS else "token"
-    if name == name.upper() and len(words) > 1 and words[-1] in _ENV_LAST:
-        return "sure"
-    return ""
 
 
 def spellings(secret: str) -> list[str]:
@@ -211,12 +120,11 @@ class Redactor:
         for pattern in self._short:
             text = self._sub(pattern, MASK, text, "known value")
         text = self._broken_lines(text)
-        text = self._pairs(text)
-        if not self._prompts and ": obj=" in text:
-            text = self._sub(_REQUEST, f"\\g<1>{PROMPT}", text, "text of a request")
-        for hints, pattern, replacement in _SHAPES:
-            if any(hint in text for hint in hints):
-                text = self._sub(pattern, replacement.format(MASK), text, f"looks like {hints[0].strip()}…")
+        pieces, done = [], 0
+        for begin, end in ordinary(text):
+            pieces += [self._recognised(text[done:begin]), text[begin:end]]
+            done = end
+        text = "".join([*pieces, self._recognised(text[done:])])
         if cut_start:
             text = self._sub(re.compile(r"\A[^\s\"'<>]+"), MASK, text, "cut word")
         if cut_end:
@@ -224,6 +132,21 @@ class Redactor:
             last = max(text.rfind(border) for border in " \t\n\r\"'<>=:") + 1
             self._count(last < len(text), "cut word")
             text = text[:last] + MASK if last < len(text) else text
+        return text
+
+    def _recognised(self, text: str) -> str:
+        """A text with what stands where secrets stand, or has a secret's own shape, masked."""
+        if not text:
+            return text
+        # whether anything is there at all is asked of the words alone: a long log has the same ones again and again
+        words = " ".join(set(text.split()))
+        if _is_named(words):
+            text = self._pairs(text)
+        if not self._prompts and ": obj=" in text:
+            text = self._sub(REQUEST, f"\\g<1>{PROMPT}", text, "text of a request")
+        for hints, pattern, replacement in SHAPES:
+            if any(hint in (text if " " in hint else words) for hint in hints):
+                text = self._sub(pattern, replacement.format(MASK), text, f"looks like {hints[0].strip()}…")
         return text
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -335,8 +258,9 @@ def _named_spans(text: str) -> Iterator[tuple[int, int, str]]:
         kind = secret_name(match.group("name")) if match else ""
         if not match or not kind:
             continue
-        separator = match.group("sep").strip(" \t\"'\\bu")
-        if separator not in ("=", ":", "=>") and not match.group("dash") and (kind != "header" or not separator):
+        separator = match.group("sep")
+        signed = match.group("dash") or _SIGN.search(separator) or (separator == "\t" and kind == "sure")
+        if not signed and (kind != "header" or not separator.strip(" \t\"'\\bu")):
             continue
         begin, end = value_span(text, match, kind)
         if end > begin:
@@ -358,6 +282,12 @@ def secret_values(text: str) -> list[str]:
         elif "''" in raw:
             values.append(raw.replace("''", "'"))
     return [value for value in values if len(value) >= 6 and value != MASK]
+
+
+def _is_named(words: str) -> bool:
+    """Whether a word stands there that a secret's name contains."""
+    lowered = words.lower()
+    return "token" in lowered or any(core in lowered for core in _CORES)
 
 
 def _core_positions(text: str) -> list[int]:
@@ -395,15 +325,24 @@ def _counted(text: str, position: int) -> bool:
 def _name_start(text: str, position: int) -> int:
     """Where the name (with a leading ``--``) begins that contains this position; a name has at most 64 characters."""
     lowest = max(0, position - 64)
-    while position > lowest and (text[position - 1] in "_.-" or text[position - 1].isalnum()):
-        position -= 1
-    return position
+    start = position
+    while start > lowest and (text[start - 1] in "_.-" or text[start - 1].isalnum()):
+        start -= 1
+    if text.startswith("\x1b[", start - 2):  # the letters of a colour are none of the name's
+        start = min(position, text.find("m", start, position) + 1 or start)
+    return start
 
 
 def value_span(text: str, match: re.Match[str], kind: str) -> tuple[int, int]:
     """Where the secret value after a name begins and ends; an empty span when there is nothing to mask."""
     start = match.end("sep")
-    opening = re.compile(r"(\\*)([\"'])").match(text, start)
+    before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+    own_line = not match.group("dash") and re.fullmatch(r"[\s\-]*(?:export +)?", before) is not None
+    if "\n" in match.group("sep"):
+        deeper = re.compile(rf"[^\n]*(?:\n[ \t]{{{len(before) + 1},}}[^\s][^\n]*)*").match(text, start)
+        skipped = not own_line or deeper is None or text.startswith(MASK, start)
+        return start, start if skipped or deeper is None else deeper.end()
+    opening = re.compile(r"(?:[A-Za-z_][\w.]{0,40}\()?(\\*)([\"'])").match(text, start)
     if opening:
         end = _closing(text, opening.end(), len(opening.group(1)), opening.group(2))
         value = text[opening.end() : end]
@@ -419,10 +358,10 @@ def value_span(text: str, match: re.Match[str], kind: str) -> tuple[int, int]:
     if text.startswith("[", start):
         found = re.compile(r"\[[^\]\n]*").match(text, start)
         return start + 1, found.end() if found else start
-    before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
-    own_line = not match.group("dash") and re.fullmatch(r"[\s\-]*(?:export +)?", before) is not None
     if text[match.start() - 1 : match.start()] in ('"', "'") and not match.group("sep").startswith(('"', "'")):
         stop = re.compile(rf"[^\n{text[match.start() - 1]}]*")  # "NAME=value with spaces", quoted as a whole
+    elif kind == "header" and not re.search(r"[\"']", before):
+        stop = re.compile(r"[^\n\0]*[^\s\0]")
     elif own_line or kind == "header":
         stop = re.compile(r"[^\n\"']*[^\s\"']")
     else:

@@ -49,8 +49,9 @@ def remote_shell(connection: Mapping[str, Any]) -> str:
     words = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
     if connection.get("ansible_port"):
         words += ["-p", str(connection["ansible_port"])]
-    if connection.get("ansible_ssh_private_key_file"):
-        words += ["-i", str(connection["ansible_ssh_private_key_file"])]
+    # the variables of another host still have the names that its inventory gave them
+    if key := connection.get("ansible_ssh_private_key_file") or connection.get("ansible_private_key_file"):
+        words += ["-i", str(key)]
     for key in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
         words += shlex.split(str(connection.get(key) or ""))
     if any("'" in word for word in words):

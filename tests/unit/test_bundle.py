@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pivot import bundle, redact, summary
+from pivot import bundle, bundle_table, redact, summary
 from pivot.findings import Severity
 from pivot.redact import MASK
 from pivot.transfer import TransferError
@@ -28,12 +28,12 @@ KEY = "k3y-in-launch/yaml+x"
 
 def request(tmp_path: Path, **options: Any) -> dict[str, Any]:
     """A collector's argument with hand-made rows instead of a whole host."""
-    rows = bundle.table(
+    rows = bundle_table.table(
         unit="nosuch-pivot-test.service",
         config_paths=options.get("config_paths", []),
         probe_records=options.get("probe_records", []),
         listed_paths=options.get("listed_paths", []),
-        log_limit=options.get("log_limit", bundle.MIB),
+        log_limit=options.get("log_limit", bundle_table.MIB),
         **{name: options[name] for name in ("flight_records", "dumps", "copy_dumps", "nccl_logs") if name in options},
     )
     rows = [
@@ -121,8 +121,10 @@ def test_a_long_file_keeps_its_beginning_and_end_with_a_mark(tmp_path: Path) -> 
 
 def test_a_line_that_is_cut_leaves_no_part_of_a_secret(tmp_path: Path) -> None:
     log = tmp_path / "long.jsonl"
-    log.write_text("x " * 500 + "y" * (bundle.MIB - 1010) + " hf_EXAMPLEEXAMPLEEXAMPLE " + "z" * 1000 + "\nnext\n")
-    found = answer(request(tmp_path, probe_records=[str(log)], log_limit=4 * bundle.MIB))
+    log.write_text(
+        "x " * 500 + "y" * (bundle_table.MIB - 1010) + " hf_EXAMPLEEXAMPLEEXAMPLE " + "z" * 1000 + "\nnext\n"
+    )
+    found = answer(request(tmp_path, probe_records=[str(log)], log_limit=4 * bundle_table.MIB))
     one = entry(found, f"probe{log}")
     text = (Path(found["staging"]) / one["name"]).read_text()
     assert one["truncated"]
@@ -236,11 +238,8 @@ def row(name: str, **more: Any) -> dict[str, Any]:
 
 def test_known_secrets_are_in_no_file_of_a_bundle(tmp_path: Path) -> None:
     files = {"server.log": f"asked with {KEY} and k3y-in-launch%2Fyaml%2Bx\n", "config/a": "x: 1\n"}
-    left = tmp_path / ".h.earlier.partial"
-    left.mkdir()
     done = bundle.finish(arrived(tmp_path, files, secrets=[KEY, ""], pins={"models": {"m": {"note": KEY}}}))
     final = Path(done["path"])
-    assert not left.exists()
     assert done["findings"] == []
     assert (final / "server.log").read_text() == f"asked with {MASK} and {MASK}\n"
     assert not [path for path in final.rglob("*") if path.is_file() and KEY in path.read_text()]
@@ -251,6 +250,76 @@ def test_known_secrets_are_in_no_file_of_a_bundle(tmp_path: Path) -> None:
     assert manifest["masked"] == 3
     assert str(tmp_path) not in json.dumps(manifest)
     assert {path.stat().st_mode & 0o777 for path in [final, *final.rglob("*")]} == {0o700, 0o600}
+
+
+def test_what_an_interrupted_transfer_left_and_this_one_did_not_bring_is_no_part_of_it(tmp_path: Path) -> None:
+    asked = arrived(tmp_path, {"server.log": "a\n"})
+    for name in ("probe/var/old.jsonl", "system/link"):
+        (tmp_path / "partial" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "partial/probe/var/old.jsonl").write_text("of another time\n")
+    (tmp_path / "partial/system/link").symlink_to("/etc/passwd")
+    final = Path(bundle.finish(asked)["path"])
+    names = {path.relative_to(final).as_posix() for path in final.rglob("*")}
+    assert names == {"server.log", "manifest.json", "diagnosis.txt"}
+
+
+def test_how_much_of_a_transfer_was_here_already() -> None:
+    stats = "Literal data: 1,204 bytes\nMatched data: 10,000,000 bytes\n"
+    assert bundle.transferred([stats, "Literal data: 6 bytes\nMatched data: 0 bytes\n"]) == {
+        "sent": 1210,
+        "kept": 10_000_000,
+    }
+    assert bundle.transferred(["no figures"]) == {"sent": 0, "kept": 0}
+
+
+def test_an_interrupted_transfer_goes_on(tmp_path: Path) -> None:
+    source, here = tmp_path / "host", tmp_path / "here"
+    source.mkdir()
+    here.mkdir()
+    text = "".join(f"line {number:07d}\n" for number in range(60_000)).encode()
+    (source / "server.log").write_bytes(text + b"and more since\n")
+    (here / "server.log").write_bytes(text[:700_000])  # as rsync leaves it with --partial
+    call = bundle.transfer({"ansible_connection": "local"}, str(source), str(here))
+    # between directories of one machine rsync copies whole files, unless it is told as it would do over ssh
+    done = subprocess.run([*call[:-2], "--no-whole-file", *call[-2:]], capture_output=True, text=True, check=True)
+    figures = bundle.transferred([done.stdout])
+    assert (here / "server.log").read_bytes() == text + b"and more since\n"
+    assert figures["kept"] > 690_000
+    assert figures["sent"] < 90_000 + 20_000
+
+
+def test_a_node_that_is_away_costs_its_own_part(tmp_path: Path) -> None:
+    asked = arrived(tmp_path, {"server.log": "a\n"})
+    asked["entries"].append(bundle.no_node("pve1: not reachable", "pve1"))
+    (finding,) = bundle.finish(asked)["findings"]
+    assert (finding["code"], finding["severity"], finding["subject"]) == ("BUNDLE-MISSING", "warning", "h, node")
+    assert finding["message"] == "not collected: pve1: not reachable"
+
+
+def test_a_node_gives_its_facts_and_what_it_knows_of_the_container(tmp_path: Path) -> None:
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    pct = bin_ / "pct"
+    pct.write_text(
+        '#!/bin/sh\n[ "$1 $2" = "config 101" ] && echo "memory: 6144" && echo "description: token=made-up-1"\n'
+    )
+    pct.chmod(0o755)
+    facts = (ROOT / "roles/proxmox_host/files/node_facts.py").read_text()
+    asked = {**request(tmp_path), "unit": "", "rows": bundle_table.node_table("101", facts)}
+    argv = [sys.executable, "-I", "-", json.dumps(asked)]
+    script = bundle.collector(COLLECT.read_text())
+    environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    done = subprocess.run(argv, input=script, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    found = json.loads(done.stdout)
+    staging = Path(found["staging"])
+    assert json.loads((staging / "node/facts.json").read_text())["kernel"] == os.uname().release
+    assert (staging / "node/container.conf").read_text() == f"memory: 6144\ndescription: token={MASK}\n"
+    assert (staging / "node/proc/cmdline").read_text() == Path("/proc/cmdline").read_text()
+    assert entry(found, "node/facts.json")["source"] == "node_facts.py"
+    without = {**asked, "rows": bundle_table.node_table("102", "raise SystemExit('no facts')")}
+    found = answer(without)
+    assert entry(found, "node/facts.json")["reason"] == "node_facts.py ended with status 1: no facts"
+    assert entry(found, "node/container.conf")["failed"]
 
 
 def test_a_secret_that_masking_left_costs_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,11 +380,13 @@ def test_transfer_uses_the_connection_of_the_host() -> None:
 
 
 def test_every_row_of_the_table_can_be_collected() -> None:
-    rows = bundle.table(unit="u", config_paths=["/c"], probe_records=["/p"], listed_paths=["/l"], log_limit=1 << 20)
+    rows = bundle_table.table(
+        unit="u", config_paths=["/c"], probe_records=["/p"], listed_paths=["/l"], log_limit=1 << 20
+    )
     text = COLLECT.read_text()
     assert [row["kind"] for row in rows if f"def take_{row['kind']}(" not in text] == []
     assert {row["sensitivity"] for row in rows} == {"plain", "secrets", "prompts"}
-    described = bundle.describe(rows, "/a")
+    described = bundle_table.describe(rows, "/a")
     assert described.count("\n") == len(rows)
     assert "server.log" in described
 
@@ -323,7 +394,7 @@ def test_every_row_of_the_table_can_be_collected() -> None:
 def test_more_rows_come_from_the_inventory_and_are_checked() -> None:
     options: dict[str, Any] = {"unit": "u", "config_paths": [], "probe_records": [], "listed_paths": [], "log_limit": 9}
     extra = {"name": "mine", "kind": "files", "what": ["/x"]}
-    (row,) = [row for row in bundle.table(**options, extra=[extra]) if row["name"] == "mine"]
+    (row,) = [row for row in bundle_table.table(**options, extra=[extra]) if row["name"] == "mine"]
     assert (row["limit"], row["sensitivity"], row["required"]) == (9, "secrets", False)
     for wrong, said in (
         ({**extra, "kind": "journal"}, "needs the kind files or command"),
@@ -334,7 +405,7 @@ def test_more_rows_come_from_the_inventory_and_are_checked() -> None:
         ({**extra, "sensitivity": "none"}, "plain or secrets is right"),
     ):
         with pytest.raises(ValueError, match=said):
-            bundle.table(**options, extra=[wrong])
+            bundle_table.table(**options, extra=[wrong])
 
 
 def test_flight_records_come_as_json_and_can_run_nothing(tmp_path: Path) -> None:
@@ -372,7 +443,7 @@ def test_a_log_that_grows_is_taken_as_it_was(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", 'while echo more; do :; done >>"$1"', "sh", str(log)]) as writer:
         try:
             found = answer(
-                request(tmp_path, names=("nccl",), nccl_logs=[str(tmp_path / "nccl*")], log_limit=64 * bundle.MIB)
+                request(tmp_path, names=("nccl",), nccl_logs=[str(tmp_path / "nccl*")], log_limit=64 * bundle_table.MIB)
             )
         finally:
             writer.kill()
@@ -393,10 +464,10 @@ def test_texts_of_requests_are_left_out_unless_asked_for(tmp_path: Path, kept: b
 
 
 def test_room_on_the_controller_is_shared_among_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = type("Usage", (), {"free": 464 * bundle.MIB})
+    usage = type("Usage", (), {"free": 464 * bundle_table.MIB})
     monkeypatch.setattr(bundle.shutil, "disk_usage", lambda _: usage)
-    assert bundle.room(str(tmp_path / "not/yet"), 4) == 100 * bundle.MIB
-    monkeypatch.setattr(usage, "free", 64 * bundle.MIB)
+    assert bundle.room(str(tmp_path / "not/yet"), 4) == 100 * bundle_table.MIB
+    monkeypatch.setattr(usage, "free", 64 * bundle_table.MIB)
     with pytest.raises(ValueError, match=r"no room for bundles of 4 hosts on this machine: .* \(log_bundle_dest\)"):
         bundle.room(str(tmp_path), 4)
 

@@ -39,3 +39,7 @@ def test_a_local_connection_needs_no_shell():
 def test_an_apostrophe_that_rsync_cannot_pass_on_is_refused():
     with pytest.raises(transfer.TransferError, match="holds an apostrophe"):
         transfer.remote_shell(HOST | {"ansible_ssh_private_key_file": "/keys/it's"})
+
+
+def test_the_other_name_of_the_key_counts_too():
+    assert "-i /keys/k" in transfer.remote_shell({"inventory_hostname": "h", "ansible_private_key_file": "/keys/k"})

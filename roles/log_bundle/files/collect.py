@@ -174,11 +174,11 @@ def copy_file(path: Path, sink: Sink, limit: int) -> None:
         pump(source, sink, size - start)
 
 
-def run(argv: list[str]) -> tuple[int, bytes, str]:
-    """Exit status, output and errors of a short command."""
+def run(argv: list[str], given: bytes = b"") -> tuple[int, bytes, str]:
+    """Exit status, output and errors of a short command, which reads what is given."""
     environment = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT, check=False, env=environment)
+        done = subprocess.run(argv, input=given, capture_output=True, timeout=TIMEOUT, check=False, env=environment)
     except FileNotFoundError:
         raise MissingError(f"there is no {argv[0]} on this host", failed=True) from None
     except subprocess.TimeoutExpired:
@@ -187,7 +187,9 @@ def run(argv: list[str]) -> tuple[int, bytes, str]:
 
 
 def properties(unit: str) -> dict[str, str]:
-    """The unit's properties; empty where there is no systemd."""
+    """The unit's properties; empty where there is no systemd, and for a machine that has none of its own."""
+    if not unit:
+        return {}
     try:
         _, output, _ = run(["systemctl", "show", "--timestamp=us+utc", unit])
     except MissingError:
@@ -267,7 +269,8 @@ class Collector:
 
     def absent(self, row: dict[str, Any], name: str, reason: str, failed: bool) -> None:
         """The entry of what is not there."""
-        self.entry(row, name, " ".join(row["what"]), reason=self.redactor.text(reason), failed=failed)
+        source = row["what"][:1] if row["kind"] == "script" else row["what"]
+        self.entry(row, name, " ".join(source), reason=self.redactor.text(reason), failed=failed)
 
     def entry(self, row: dict[str, Any], name: str, source: str, **more: Any) -> None:
         """One line of the manifest."""
@@ -328,6 +331,14 @@ class Collector:
             )
         note = "" if status in accepted else f"{row['what'][0]} ended with status {status}: {errors[:300]}"
         self.write(row, row["name"], " ".join(row["what"]), lambda sink, limit: put(sink, output, limit), note)
+
+    def take_script(self, row: dict[str, Any]) -> None:
+        """What a program for this Python prints that comes with the row: its name, text and arguments."""
+        name, text, *arguments = row["what"]
+        status, output, errors = run([sys.executable, "-I", "-", *arguments], text.encode())
+        if status:
+            raise MissingError(f"{name} ended with status {status}: {errors[-300:]}", failed=True)
+        self.write(row, row["name"], name, lambda sink, limit: put(sink, output, limit))
 
     def take_tool(self, row: dict[str, Any]) -> None:
         """What a command prints that not every host has: that there is none is no fault."""
@@ -428,16 +439,25 @@ class Collector:
 
     def take_nccl(self, row: dict[str, Any]) -> None:
         """NCCL's log files: those that were named, and those that the process's NCCL_DEBUG_FILE names."""
-        named = ""
+        named = [re.sub(r"%[hp]", "*", path) for path in self.named("NCCL_DEBUG_FILE")]
+        self.take_files({**row, "what": [*row["what"], *named]})
+
+    def named(self, *variables: str) -> list[str]:
+        """Globs of the paths that variables of the process name, there where the process itself sees them."""
+        found: dict[str, None] = {}
         if self.pid:
             with contextlib.suppress(MissingError, OSError):
-                named = process(self.pid)[0].get("NCCL_DEBUG_FILE", "")
-        pattern = [re.sub(r"%[hp]", "*", glob.escape(named))] if os.path.isabs(named) else []
-        self.take_files({**row, "what": [*row["what"], *pattern]})
+                environment = process(self.pid)[0]
+                paths = [environment[name] for name in variables if os.path.isabs(environment.get(name, ""))]
+                for path in map(glob.escape, paths):
+                    inside = f"/proc/{self.pid}/root{path}"  # its own /tmp is not this one
+                    found[path if glob.glob(re.sub(r"%[hp]", "*", path) + "*") else inside] = None
+        return list(found)
 
     def take_flight(self, row: dict[str, Any]) -> None:
         """Flight-recorder dumps as JSON: the pickles that torch writes are read without making any object of them."""
-        paths = expand(row["what"])
+        named = self.named("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+        paths = expand([*row["what"], *(path + "*" for path in named)])
         if not paths:
             raise MissingError("nothing there: " + " ".join(row["what"]))
         for path in paths:
@@ -567,7 +587,7 @@ class Collector:
 
     def is_absent(self) -> bool:
         """Whether the unit does not exist here, which explains every failure about it."""
-        return self.unit.get("LoadState") in (None, "not-found")
+        return bool(self.request["unit"]) and self.unit.get("LoadState") in (None, "not-found")
 
 
 def journal(base: list[str], sink: Sink, limit: int, head: bool) -> None:
