@@ -68,6 +68,16 @@ def test_healthy(deployed: Any, controller: Any, host: Any, lab: dict[str, Any])
     found = collected(controller)
     assert (found.verdict.state, codes(found)) == (State.SERVING, [])
     assert found.facts.manifest["findings"] == []
+    brought = {entry["name"] for entry in found.facts.manifest["files"] if entry["sha256"]}
+    assert brought >= {"node/facts.json", "node/container.conf", "server_info.json", "process/environment.json"}
+
+
+def test_collect_while_preflight_has_errors(deployed: Any, controller: Any) -> None:
+    wrong = ("-e", '{"sglang_server_launch": {"no-such-flag": 1}}')
+    assert controller.play("playbooks/preflight.yml", *wrong).status == "failed"
+    run = controller.play("deploy.yml", "--tags", "collect", *wrong)
+    assert run.status == "successful", run.output[-4000:]
+    assert "state   SERVING" in run.output or "serving: " in run.output
 
 
 def test_a_stopped_scheduler(deployed: Any, controller: Any, host: Any) -> None:
