@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from pivot import model
 from pivot.findings import Finding, Severity
+from pivot.pair import release
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 GIB = 1 << 30
@@ -200,8 +200,8 @@ def deployed(
     wrong = [*_implausible(card, fraction)]
     if wrong:
         return None, [Finding(code, severity, subject, text, fix) for code, severity, text, fix in wrong]
-    target = model.release(values, values.get("sglang_server_model_path"), read)
-    drafter = model.release(values, values.get("sglang_server_drafter_path"), read)
+    target = release(values, values.get("sglang_server_model_path"), read)
+    drafter = release(values, values.get("sglang_server_drafter_path"), read)
     if target is None or (values.get("sglang_server_drafter_path") and drafter is None):
         return None, []
     if drafter is None:

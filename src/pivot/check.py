@@ -28,6 +28,7 @@ from pivot import (
 )
 from pivot.engine_source import DescriptionError
 from pivot.findings import Finding, Severity, errors, render, waive
+from pivot.pair import deployed, quantisation
 from pivot.places import file_at
 
 # the roles that deploy.yml gives to every container
@@ -207,7 +208,7 @@ def _engine(
     version = str(host.values.get("sglang_engine_version"))
     try:
         engine = descriptions.load(version)
-        pair = model.deployed(host.name, host.values, read_manifest)
+        pair = deployed(host.name, host.values, read_manifest)
     except DescriptionError as error:
         fix = "describe the wheel again: pivot engine describe WHEEL"
         return None, [Finding("ENGINE-DESCRIPTION", Severity.ERROR, host.name, str(error), fix)]
@@ -218,7 +219,7 @@ def _engine(
         version=version,
         engine=engine,
         drafter=bool(host.values.get("sglang_server_drafter_path")),
-        quantisation=model.quantisation(pair.target) if pair else "",
+        quantisation=quantisation(pair.target) if pair else "",
         capability=str(host.values.get("gpu_runtime_compute_capability") or "") or None,
     )
     verdict = model.check(pair) if pair else None

@@ -97,17 +97,28 @@ def codes() -> frozenset[str]:
 
 
 def _imported_wrappers(tree: ast.Module) -> dict[str, _Wrapper]:
-    """Those of the classes and functions that a module takes from others of this package."""
+    """Those of the classes and functions that a module takes from others of this package, and what these take."""
     found: dict[str, _Wrapper] = {}
     for node in tree.body:
         module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
         path = HERE / f"{module.removeprefix('pivot.')}.py"
-        if module.startswith("pivot.") and path.is_file():
-            names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
-            for item in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(item, ast.ClassDef | ast.FunctionDef) and item.name in names:
-                    found |= _wrappers(item)
+        if isinstance(node, ast.ImportFrom) and module.startswith("pivot.") and path.is_file():
+            offered = _offered(path)
+            for name in {alias.name for alias in node.names} & offered.keys():
+                found |= offered[name]
     return found
+
+
+@functools.cache
+def _offered(path: Path) -> dict[str, dict[str, _Wrapper]]:
+    """What comes with each class and function of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    given = _imported_wrappers(tree)
+    return {
+        item.name: {**given, **_wrappers(item)}
+        for item in tree.body
+        if isinstance(item, ast.ClassDef | ast.FunctionDef)
+    }
 
 
 def _wrappers(tree: ast.AST) -> dict[str, _Wrapper]:

@@ -17,6 +17,7 @@ import yaml
 from pivot import budget, descriptions, launch, launch_rules, model, nccl, units
 from pivot.configs import short
 from pivot.findings import Finding, Severity, render
+from pivot.pair import IDS, Pair, quantisation, tensors_of
 from pivot.redact import MASK
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -176,7 +177,7 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
         engine=engine,
         capability=next(iter(host["capabilities"]), None),
         drafter=bool(drafter),
-        quantisation=model.quantisation(target.get("config")),
+        quantisation=quantisation(target.get("config")),
     )
     formal = launch.check(subject, {name: flags[name] for name in flags if name not in OWN}, environment)
     transport = nccl.Settings(
@@ -243,13 +244,13 @@ def _inside(place: str, home: str) -> bool:
 
 def _pair(
     settings: launch_rules.Launch, target: Mapping[str, Any], drafter: Mapping[str, Any], contract: object
-) -> model.Pair:
+) -> Pair:
     tensors = drafter.get("tensors")
-    return model.Pair(
+    return Pair(
         subject=settings.subject,
         target=target["config"],
         drafter=drafter["config"],
-        tensors=model.tensors_of({"safetensors": tensors}) if tensors else None,
+        tensors=tensors_of({"safetensors": tensors}) if tensors else None,
         version=settings.version or "unknown",
         engine=settings.engine,
         flags=settings.flags,
@@ -319,7 +320,7 @@ def _drift(subject: str, flags: Mapping[str, Any], info: Mapping[str, Any]) -> I
 def _own_ids(config: object) -> list[int] | None:
     """The ids where SGLang reads them, None without usable ones."""
     nested = config.get("eagle_config") if isinstance(config, Mapping) else None
-    ids = nested.get(model.IDS) if isinstance(nested, Mapping) else None
+    ids = nested.get(IDS) if isinstance(nested, Mapping) else None
     whole = isinstance(ids, list) and all(type(item) is int for item in ids)
     return list(ids) if whole and ids else None
 
@@ -336,7 +337,7 @@ def _lines(subject: str, version: str, host: Mapping[str, Any]) -> Iterator[str]
         "drop-ins": unit["DropInPaths"],
         "config": host["config"]["path"],
         "target": _place(host["target"] or {}),
-        "quantisation": model.quantisation((host["target"] or {}).get("config")) or "none",
+        "quantisation": quantisation((host["target"] or {}).get("config")) or "none",
         "drafter": _place(host["drafter"] or {}),
         "answers": ", ".join(f"{name} {short(value)}" for name, value in _answers(host["server_info"])),
     }

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pivot import descriptions
-from pivot.model import Pair, check, tensors_of
+from pivot.model import check
+from pivot.pair import Pair, tensors_of
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests/data/field-cases"

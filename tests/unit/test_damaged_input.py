@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from pivot import check, descriptions, findings, inventory, model, pins, weights
 from pivot.check import Host, Whole
-from pivot.model import Pair
+from pivot.pair import Pair
 from pivot.weights import WeightsError
 
 ROOT = Path(__file__).parents[2]

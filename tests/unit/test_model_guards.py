@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import model
 from pivot.findings import Severity
-from pivot.model import check, deployed, facts, tensors_of
+from pivot.model import check
+from pivot.pair import deployed, facts, quantisation, tensors_of
+from pivot.pair_weights import NORMS
 
 from .drafter_pairs import (
     DRAFTER,
@@ -433,7 +434,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def test_random_damage_gives_findings_and_no_traceback():
     rng = random.Random(20261129)  # noqa: S311 - the same in every run
-    keys = [IDS, "target_hidden_size", "num_aux_hidden_states", "rope_parameters", "quantization_config", *model.NORMS]
+    keys = [IDS, "target_hidden_size", "num_aux_hidden_states", "rope_parameters", "quantization_config", *NORMS]
     base = {
         "target": TARGET,
         "drafter": {**DRAFTER, **dict.fromkeys(keys)},
@@ -552,7 +553,7 @@ def test_a_manifest_that_cannot_be_read_is_no_pair():
     ],
 )
 def test_how_a_target_is_quantised(target, method):
-    assert model.quantisation(target) == method
+    assert quantisation(target) == method
 
 
 def test_the_tensors_of_a_manifest_come_together():
