@@ -6,11 +6,12 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import engine, findings, transfer, wheelhouse
+from pivot import engine, findings, patches, redact, releases, transfer, wheelhouse
 
 
 def _release(settings: Mapping[str, Any]) -> engine.Release:
-    """The release that settings ask for; settings: version, accelerator, lock, lock_sha256, distributions."""
+    """The release that settings ask for: version, accelerator, lock, lock_sha256, distributions, patches, and root, the
+    directory of the patches."""
     path = Path(settings["lock"])
     if not path.is_file():
         others = ", ".join(sorted(item.name for item in path.parent.glob("*.lock"))) or "none"
@@ -25,7 +26,8 @@ def _release(settings: Mapping[str, Any]) -> engine.Release:
             " one of them was changed without the other"
         )
     distributions = [wheelhouse.read_distribution(Path(item)) for item in settings["distributions"]]
-    return engine.wanted_release(str(settings["version"]), str(settings["accelerator"]), lock, distributions)
+    applied = [item.sha256 for item in patches.read(settings["patches"], Path(settings["root"]))]
+    return engine.wanted_release(str(settings["version"]), str(settings["accelerator"]), lock, distributions, applied)
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,14 +59,19 @@ def release(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def patch_files(entries: Sequence[Mapping[str, Any]], root: str) -> list[dict[str, str]]:
+    """Patches as `pivot.wheelhouse build` takes them: their paths absolute, each with its sha256."""
+    return [{"file": str(item.path), "sha256": item.sha256} for item in patches.read(entries, Path(root))]
+
+
 def plan(
     state: Mapping[str, Any], settings: Mapping[str, Any], subject: str, keep: int | str, free_gib: float | str
 ) -> dict[str, Any]:
     """What to do on a host, from what files/engine_state.py printed there; findings only matter for an installation."""
     wanted = _release(settings)
-    made = engine.plan(wanted, state, int(keep))  # extra variables of the command line are texts
+    made = releases.plan(wanted, state, int(keep))  # extra variables of the command line are texts
     problems = (
-        engine.host_findings(wanted, state, subject, int(float(free_gib) * 2**30)) if made.action == "install" else []
+        releases.host_findings(wanted, state, subject, int(float(free_gib) * 2**30)) if made.action == "install" else []
     )
     return {
         "id": wanted.id,
@@ -76,13 +83,17 @@ def plan(
     }
 
 
-def built_problems(state: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Why a freshly built release must not be published, as text; empty if nothing forbids it."""
+def built_problems(state: Mapping[str, Any], settings: Mapping[str, Any], imported: Mapping[str, Any]) -> str:
+    """Why a freshly built release must not be published, as text; empty if nothing forbids it.
+
+    imported: what files/engine_imports.py printed.
+    """
     wanted, built = _release(settings), state["release"]
     if built is None:
         return "it is not there"
     texts = [str(problem) for problem in built["problems"]]
-    found = findings.render(engine.installed_findings(wanted, built["installed"], wanted.id))
+    fit = releases.architecture_findings(wanted.id, imported["architectures"], imported["cards"])
+    found = findings.render([*releases.installed_findings(wanted, built["installed"], wanted.id), *fit])
     return "\n".join([*texts, *([found] if found else [])])
 
 
@@ -99,14 +110,20 @@ def record(
         "built": built,
         "python": state["python"]["version"],
         "lock_sha256": wanted.lock_sha256,
+        "patches": list(wanted.patches),
         "distributions": [
             {"name": item.name, "version": item.version, "tree": item.tree} for item in wanted.distributions
         ],
         "installed": state["release"]["installed"],
-        "trees": state["release"]["trees"],
+        "records": state["release"]["records"],
         "imported": imported["versions"],
         "plugins": imported["plugins"],
     }
+
+
+def told(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose names do not say secret: those of a task stand on its host's command lines."""
+    return {name: value for name, value in environment.items() if not redact.secret_name(name)}
 
 
 def send(source: str, destination: str, connection: Mapping[str, Any]) -> list[str]:
@@ -120,5 +137,5 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Names as the role uses them."""
-        filters: Sequence[Callable[..., Any]] = (release, plan, built_problems, record, send)
+        filters: Sequence[Callable[..., Any]] = (release, patch_files, plan, built_problems, record, told, send)
         return {f"pivot_engine_{function.__name__}": _guarded(function) for function in filters}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import importlib.util
 import json
 import re
 import shutil
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pivot import summary
+from pivot import sent, summary
 from pivot.bundle_table import MIB
 from pivot.diagnosis import diagnose, render
 from pivot.evidence import read
@@ -30,31 +29,11 @@ from pivot.transfer import rsync_from
 SCHEMA = 2
 BLOCK = 4 * MIB
 KEEP_FREE = 64 * MIB
-TRAVELLING = ("pivot.secret_names", "pivot.secret_shapes", "pivot.redact")  # each before those that import it
 
 
 def collector(script: str) -> str:
     """The host's program in one piece: masking as this very version does it, then `script`, which imports it."""
-    modules = {"pivot": "", **{name: _source(name) for name in TRAVELLING}}
-    return "\n".join(
-        [
-            "import sys, types",
-            f"for name in {list(modules)!r}: sys.modules[name] = types.ModuleType(name)",
-            *(
-                f"exec(compile({text!r}, {name + '.py'!r}, 'exec'), sys.modules[{name!r}].__dict__)"
-                for name, text in modules.items()
-            ),
-            f"exec(compile({script!r}, 'collect.py', 'exec'), dict(__name__='__main__'))",
-            "",
-        ]
-    )
-
-
-def _source(module: str) -> str:
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
-        raise FileNotFoundError(f"{module} has no source file: install the project with `make setup`")
-    return Path(found.origin).read_text(encoding="utf-8")
+    return sent.program(script, ["redact"])
 
 
 def owner(home: str) -> str:

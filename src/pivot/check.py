@@ -23,9 +23,12 @@ from pivot import (
     model,
     nccl,
     nodes,
+    patches,
     paths,
     pins,
+    wheelhouse,
 )
+from pivot.engine import EngineError
 from pivot.engine_source import DescriptionError
 from pivot.findings import Finding, Severity, errors, render, waive
 from pivot.pair import deployed, quantisation
@@ -179,8 +182,23 @@ def _variables(
     yield from inventory.missing(host.name, host.given, specs, roles)
     yield from inventory.unknown_variables(host.name, host.given, specs, host.place)
     yield from devices.deployed(host.name, values)
+    yield from _patches(host, project)
     for options in specs.values():
         yield from inventory.type_findings(host.name, validate(options, values), options, host.place)
+
+
+def _patches(host: Host, project: Path) -> list[Finding]:
+    """Patches of the engine, tried on the published wheel where a wheelhouse of this controller has it."""
+    entries, named = host.values.get("sglang_engine_patches"), host.values.get("sglang_engine_lock")
+    place = file_at(named) if isinstance(named, str) else None
+    if not entries or place is None:
+        return []  # a lock that is missing is found where files are looked at
+    try:
+        lock = wheelhouse.read_lock(place)
+    except EngineError:
+        return []  # and a broken one where the pins are
+    cache = host.values.get("sglang_engine_wheelhouse") or project / wheelhouse.DEFAULT_CACHE
+    return patches.check(host.name, entries, project, lock, Path(str(cache)))
 
 
 def _served(host: Host) -> tuple[Said, list[Finding]]:

@@ -63,7 +63,11 @@ def render(description: Mapping[str, Any]) -> str:
 
 
 def load(version: str, folder: Path = DATA / "engines") -> dict[str, Any] | None:
-    """The kept description of a version, None when there is none. DescriptionError when it is damaged."""
+    """The kept description of a version, None when there is none. DescriptionError when it is damaged.
+
+    A patched SGLang (a version with a local label) is described by the published one.
+    """
+    version = version.partition("+")[0]
     if not re.fullmatch(r"[0-9A-Za-z.+-]+", version):
         return None
     path = folder / f"sglang-{version}.json"

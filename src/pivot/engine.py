@@ -1,4 +1,4 @@
-"""The engine as pinned and as installed: lock files, release ids, gaps, what a host needs.
+"""The engine as pinned: lock files, gaps, and the release that they make.
 
 Pure: paths, processes and the network belong to `pivot.wheelhouse`, hosts to the role `sglang_engine`.
 """
@@ -9,11 +9,10 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from pivot.findings import Finding, Severity
 
@@ -126,7 +125,8 @@ class Metadata:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Release:
-    """The release that a host should run: id as the directory is called; installed {canonical name: version}."""
+    """The release that a host should run: id as the directory is called; patches their sha256 in order; installed
+    {canonical name: version}."""
 
     id: str
     version: str
@@ -135,6 +135,7 @@ class Release:
     lock_sha256: str
     target: Target
     distributions: tuple[Distribution, ...]
+    patches: tuple[str, ...]
     installed: Mapping[str, str]
 
 
@@ -218,18 +219,34 @@ def tree_sha256(files: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(f"{path}\0{files[path]}\n" for path in sorted(files)).encode()).hexdigest()
 
 
-def release_digest(lock_sha256: str, distributions: Iterable[Distribution]) -> str:
-    """Twelve hex digits that change with the lock and with every local distribution's source.
+def release_digest(lock_sha256: str, distributions: Iterable[Distribution], patches: Sequence[str] = ()) -> str:
+    """Twelve hex digits that change with the lock, with every local distribution's source and with the patches.
 
-    The source counts, not the built wheel: compression differs between machines, the release should not.
+    patches: their sha256, in the order in which they are applied. The source counts, not the built wheel: compression
+    differs between machines, the release should not.
     """
     lines = [lock_sha256]
     lines += [f"{item.name}=={item.version} {item.tree}" for item in sorted(distributions, key=lambda it: it.name)]
+    lines += [f"patch {digest}" for digest in patches]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
-def wanted_release(version: str, accelerator: str, lock: Lock, distributions: Sequence[Distribution]) -> Release:
-    """The release of SGLang `version` that a lock and local distributions make; EngineError if the lock differs."""
+def patched_version(version: str, patches: Sequence[str]) -> str:
+    """The version of a patched SGLang: the published one with a local label (PEP 440) that changes with the patches.
+
+    patches: their sha256, in order; without any it is the published version.
+    """
+    if not patches:
+        return version
+    label = "pivot" + hashlib.sha256("\n".join(patches).encode()).hexdigest()[:8]
+    return f"{version}{'.' if '+' in version else '+'}{label}"
+
+
+def wanted_release(
+    version: str, accelerator: str, lock: Lock, distributions: Sequence[Distribution], patches: Sequence[str] = ()
+) -> Release:
+    """The release of SGLang `version` that a lock, local distributions and patches make, patches being their sha256 in
+    order; EngineError if the lock differs."""
     locked = lock.wheels.get("sglang")
     if locked is None or locked.version != version:
         have = "no sglang" if locked is None else f"sglang {locked.version}"
@@ -247,15 +264,17 @@ def wanted_release(version: str, accelerator: str, lock: Lock, distributions: Se
         if name in installed:
             raise EngineError(f"the local distribution {item.name} is also in {lock.source}: only one can be installed")
         installed[name] = item.version
-    digest = release_digest(lock.sha256, distributions)
+    own = installed["sglang"] = patched_version(version, patches)
+    digest = release_digest(lock.sha256, distributions, patches)
     return Release(
-        id=f"{version}-{accelerator}-{digest}",
-        version=version,
+        id=f"{own}-{accelerator}-{digest}",
+        version=own,
         accelerator=accelerator,
         digest=digest,
         lock_sha256=lock.sha256,
         target=lock.target,
         distributions=tuple(distributions),
+        patches=tuple(patches),
         installed=dict(sorted(installed.items())),
     )
 
@@ -325,118 +344,3 @@ def _requirements(present: Mapping[str, Metadata], target: Target) -> list[tuple
             if wanted in present:
                 queue += [(wanted, item) for item in sorted(requirement.extras)]
     return found
-
-
-def installed_findings(wanted: Release, installed: Mapping[str, str], subject: str) -> list[Finding]:
-    """The distributions found in a release, {name: version}, against the wanted set; every difference is an ERROR."""
-    have = {canonical(name): version for name, version in installed.items()}
-    differences: list[tuple[str, str]] = []
-    for name, version in wanted.installed.items():
-        if name not in have:
-            differences.append((name, f"{name} {version} is missing"))
-        elif not _same_version(have[name], version):
-            differences.append((name, f"{name} is {have[name]}, locked is {version}"))
-    extra = sorted(set(have) - set(wanted.installed))
-    differences += [(name, f"{name} {have[name]} is not in the lock") for name in extra]
-    return [
-        Finding("ENGINE-INSTALLED", Severity.ERROR, subject, text, "deploy again: the release is built anew")
-        for _, text in sorted(differences)
-    ]
-
-
-def _same_version(left: str, right: str) -> bool:
-    """Equal as versions, or as texts where one of them is none."""
-    try:
-        return Version(left) == Version(right)
-    except InvalidVersion:
-        return left == right
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do on a host; reasons are sentences for people, remove are release ids that can go."""
-
-    action: Literal["none", "link", "install"]
-    reasons: tuple[str, ...]
-    remove: tuple[str, ...]
-
-
-def host_findings(wanted: Release, state: Mapping[str, Any], subject: str, free_bytes: int) -> list[Finding]:
-    """Why the wanted release cannot be built on a host; state is what files/engine_state.py printed.
-
-    free_bytes: how much room a new release needs.
-    """
-    python = state["python"]
-    path, target = python["path"], wanted.target
-
-    def error(code: str, message: str, fix: str) -> Finding:
-        return Finding(code, Severity.ERROR, subject, message, fix)
-
-    if python.get("error"):
-        fix = f"install CPython {target.python} there, or set sglang_engine_python to its interpreter"
-        return [error("ENGINE-PYTHON", f"the interpreter {path} cannot be used: {python['error']}", fix)]
-    findings: list[Finding] = []
-    found = f"{python['implementation']} {python['version']}"
-    if not found.startswith(f"cpython {target.python}."):
-        message = f"{path} is {found}, and the lock is for CPython {target.python}"
-        findings.append(error("ENGINE-PYTHON", message, "set sglang_engine_python or sglang_engine_lock to the other"))
-    if python["machine"] != target.machine:
-        message = f"the host is {python['machine']}, and the lock is for {target.machine}"
-        findings.append(error("ENGINE-PLATFORM", message, "use a lock made for this machine"))
-    glibc = tuple(int(part) for part in re.findall(r"\d+", python["glibc"])[:2])
-    if glibc < target.glibc:
-        needed = ".".join(map(str, target.glibc))
-        message = f"the host has '{python['glibc']}', and the lock is for glibc {needed} or later"
-        findings.append(error("ENGINE-PLATFORM", message, "use a newer system, or a lock made for this one"))
-    if state["free_bytes"] < free_bytes:
-        message = f"{_gib(state['free_bytes'])} are free under {state['root']}, a release needs {_gib(free_bytes)}"
-        fix = "make room there, or lower sglang_engine_keep_releases"
-        findings.append(error("ENGINE-SPACE", message, fix))
-    return findings
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
-
-
-def plan(wanted: Release, state: Mapping[str, Any], keep: int) -> Plan:
-    """Install, only switch the link, or nothing; and which older releases are beyond `keep`.
-
-    state is what files/engine_state.py printed for the wanted release.
-    """
-    release = state["release"]
-    reasons = tuple(release_problems(wanted, release))
-    if reasons:
-        return Plan("install", reasons, superseded(wanted.id, state, keep))
-    if state["current"] != wanted.id:
-        now = state["current"] or "nothing"
-        return Plan("link", (f"current is {now}",), superseded(wanted.id, state, keep))
-    return Plan("none", (), superseded(wanted.id, state, keep))
-
-
-def release_problems(wanted: Release, release: Mapping[str, Any] | None) -> list[str]:
-    """Why a release directory is not the wanted release, complete and unchanged; empty if it is."""
-    if release is None:
-        return ["not installed"]
-    record = release["record"]
-    if record is None:
-        return ["its release.json is missing or unreadable"]
-    problems: list[str] = list(release["problems"])
-    if record.get("id") != wanted.id or record.get("lock_sha256") != wanted.lock_sha256:
-        problems.append("its release.json is another release's")
-    problems += [finding.message for finding in installed_findings(wanted, release["installed"], wanted.id)]
-    trees = record.get("trees")
-    if trees != release["trees"]:
-        problems.append("files of the engine's own tree differ from what was installed")
-    return problems
-
-
-def superseded(wanted_id: str, state: Mapping[str, Any], keep: int) -> tuple[str, ...]:
-    """Releases to remove, oldest first: beyond the wanted one and the `keep` newest others, unless a process uses it.
-
-    The release that is current before a switch counts as one of the others, so that a second run finds no more.
-    """
-    others = [item for item in state["releases"] if item["id"] != wanted_id]
-    others.sort(key=lambda item: (item["built"], item["id"]))
-    beyond = others[: max(0, len(others) - keep)]
-    return tuple(item["id"] for item in beyond if item["id"] not in state["in_use"])

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from pivot import engine, wheelhouse
+from pivot import downloads, engine
 from pivot.engine import EngineError
 
 # where the index is and how it is reached; any other UV_ variable could bend the resolution
@@ -150,7 +150,7 @@ def _uv(target: engine.Target, source: Path, *more: str) -> None:
     platform = "{}-manylinux_{}_{}".format(target.machine, *target.glibc)
     command = [uv, "pip", "compile", "--quiet", "--no-config", "--only-binary", ":all:"]
     command += ["--python-version", target.python, "--python-platform", platform]
-    for url in wheelhouse.pip_setting("index-url")[:1]:
+    for url in downloads.pip_setting("index-url")[:1]:
         command += ["--index-url", url]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_") or name in _NETWORK}
     result = subprocess.run(

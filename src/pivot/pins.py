@@ -94,6 +94,31 @@ def _engine(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Findin
     elif (actual := hashlib.sha256(lock.read_bytes()).hexdigest()) != pin["sha256"]:
         message = f"the lock {pin['lock']} is not the pinned one"
         yield _finding("PIN-LOCK", subject, message, f"review the change, then write sha256: {actual}")
+    yield from _patches(subject, pin, root)
+
+
+def _is_patch(entry: object) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and set(entry) == {"file", "sha256"}
+        and all(isinstance(value, str) for value in entry.values())
+    )
+
+
+def _patches(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Finding]:
+    """Patches of an engine: a list of file, relative to the root, and its sha256."""
+    entries = pin.get("patches") or []
+    if not isinstance(entries, list) or not all(map(_is_patch, entries)):
+        fix = "write each patch as {file: path, relative to the project; sha256: of its content}"
+        yield _finding("PIN-FORM", subject, "patches is no list of file and sha256", fix)
+        return
+    for item in entries:
+        path = root / item["file"]
+        if file_at(path) is None:
+            yield _finding("PIN-PATCH", subject, f"the patch {item['file']} does not exist", "correct the path")
+        elif (actual := hashlib.sha256(path.read_bytes()).hexdigest()) != item["sha256"]:
+            message = f"the patch {item['file']} is not the pinned one"
+            yield _finding("PIN-PATCH", subject, message, f"review the change, then write sha256: {actual}")
 
 
 def _model(subject: str, pin: Mapping[str, Any], root: Path, inventory: Path) -> Iterator[Finding]:

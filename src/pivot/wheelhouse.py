@@ -7,7 +7,6 @@ wheelhouse in use is always complete: it is made beside its place and renamed, a
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import dataclasses
 import email.parser
@@ -24,18 +23,18 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from pivot import engine, findings
+from pivot import downloads, engine, findings, patches
+from pivot.downloads import Report
 from pivot.engine import EngineError
 
 FORMAT = 1
-FIND_LINKS = "PIVOT_FIND_LINKS"
 DEFAULT_CACHE = Path(".cache/wheelhouse")
 _NOT_SHIPPED = ("__pycache__", "build", "dist", "tests")
 _EPOCH = "315532800"  # 1980-01-01, the earliest time a zip file can hold: wheels come out the same every time
@@ -49,8 +48,6 @@ _UV_NETWORK = {
     "UV_NATIVE_TLS",
     "UV_SYSTEM_CERTS",
 }
-
-Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,26 +128,45 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def build(
-    lock_path: Path, cache: Path, sources: Sequence[Path] = (), gaps_file: Path | None = None, report: Report = print
-) -> Wheelhouse:
-    """The wheelhouse of a lock and local distributions, made if it is missing, incomplete or changed.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Order:
+    """What a wheelhouse is made of; distributions with the directory of each."""
 
-    Only one build of a wheelhouse runs at a time; others wait for it. EngineError: a wheel cannot be had, or the
-    wheels ask for something that neither the lock nor the gaps file has.
+    lock: engine.Lock
+    gaps: engine.Gaps
+    distributions: Mapping[engine.Distribution, Path]
+    patches: Sequence[patches.Patch]
+
+    @property
+    def digest(self) -> str:
+        """Of the release that it is for."""
+        return engine.release_digest(self.lock.sha256, self.distributions, [patch.sha256 for patch in self.patches])
+
+
+def build(
+    lock_path: Path,
+    cache: Path,
+    sources: Sequence[Path] = (),
+    gaps_file: Path | None = None,
+    report: Report = print,
+    applied: Sequence[patches.Patch] = (),
+) -> Wheelhouse:
+    """The wheelhouse of a lock, local distributions and patches, made if it is missing, incomplete or changed.
+
+    Only one build of a wheelhouse runs at a time; others wait for it. EngineError: a wheel cannot be had, a patch does
+    not apply, or the wheels ask for something that neither the lock nor the gaps file has.
     """
     begin = time.monotonic()
-    lock = read_lock(lock_path)
-    distributions = {read_distribution(path): path for path in sources}
-    digest = engine.release_digest(lock.sha256, distributions)
+    gaps = read_gaps(gaps_file or gaps_path(lock_path))
+    order = _Order(read_lock(lock_path), gaps, {read_distribution(path): path for path in sources}, applied)
+    digest = order.digest
     place = cache / digest
     cache.mkdir(parents=True, exist_ok=True)
     with _exclusive(cache / f".{digest}.lock", report):
         manifest = _manifest_if_intact(place)
         built = manifest is None
         if manifest is None:
-            gaps = read_gaps(gaps_file or gaps_path(lock_path))
-            manifest = _make(lock, gaps, distributions, place, report)
+            manifest = _make(order, place, report)
     files = manifest["files"]
     size = sum(entry["size"] for entry in files.values())
     took = f" in {time.monotonic() - begin:.0f} s" if built else ""
@@ -188,40 +204,35 @@ def _manifest_if_intact(place: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def _make(
-    lock: engine.Lock,
-    gaps: engine.Gaps,
-    distributions: Mapping[engine.Distribution, Path],
-    place: Path,
-    report: Report,
-) -> dict[str, Any]:
+def _make(order: _Order, place: Path, report: Report) -> dict[str, Any]:
     """Make a wheelhouse beside its place, verify it, and rename it there; what a broken attempt left is used."""
     partial = place.with_name(f".{place.name}.partial")
     wheels = partial / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    _adopt(lock, wheels, place.parent)
-    missing = _missing(lock, wheels, remove_others=True)
-    report(f"wheelhouse {place.name}: {len(lock.wheels) - len(missing)} of {len(lock.wheels)} locked wheels are here")
-    if missing:
-        download(missing, lock.target, wheels, place.parent / f"{place.name}.log", report)
-        left = _missing(lock, wheels, remove_others=True)
-        if left:
-            raise EngineError(f"pip left out {', '.join(wheel.name for wheel in left)}; see {place.name}.log")
-    local: dict[str, engine.Distribution] = {}
-    for distribution, source in distributions.items():
-        local[build_wheel(source, wheels).name] = distribution
+    _fetch(order, wheels, place, report)
+    made = {}  # wheels of this project's own making, by file name: their line of requirements.txt, where they are from
+    for distribution, source in order.distributions.items():
+        made[build_wheel(source, wheels).name] = (f"{distribution.name}=={distribution.version}", distribution.tree)
         report(f"wheelhouse {place.name}: built {distribution.name} {distribution.version}")
-    problems = engine.metadata_gaps((read_metadata(path) for path in sorted(wheels.iterdir())), gaps, lock.target)
+    if order.patches:
+        wheel, line = _patched(order, wheels, place.parent)
+        made[wheel.name] = (line, ", ".join(patch.sha256 for patch in order.patches))
+        report(f"wheelhouse {place.name}: built {line}")
+    metadata = [read_metadata(path) for path in sorted(wheels.iterdir())]
+    problems = engine.metadata_gaps(metadata, order.gaps, order.lock.target)
     if findings.errors(problems):
         raise EngineError("the locked wheels do not fit together:\n" + findings.render(problems))
     if problems:
         report(findings.render(problems))
-    manifest = _describe(lock, local, wheels)
-    requirements = [wheel.line() for wheel in lock.wheels.values()]
-    requirements += [
-        f"{item.name}=={item.version} --hash=sha256:{manifest['files'][name]['sha256']}" for name, item in local.items()
+    files = _describe(wheels)
+    for name, (_, source_tree) in made.items():
+        files[name]["source"] = source_tree
+    published = [
+        wheel.line() for wheel in order.lock.wheels.values() if not (order.patches and wheel.name == patches.PACKAGE)
     ]
-    (partial / "requirements.txt").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+    own = [f"{line} --hash=sha256:{files[name]['sha256']}" for name, (line, _) in made.items()]
+    (partial / "requirements.txt").write_text("\n".join([*published, *own]) + "\n", encoding="utf-8")
+    manifest = {"format": FORMAT, "lock_sha256": order.lock.sha256, "files": files}
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     if place.exists():
         shutil.rmtree(place)
@@ -229,15 +240,49 @@ def _make(
     return manifest
 
 
-def _describe(lock: engine.Lock, local: Mapping[str, engine.Distribution], wheels: Path) -> dict[str, Any]:
-    """The manifest: what the wheelhouse was made from, and each wheel's hash, size and time."""
+def _fetch(order: _Order, wheels: Path, place: Path, report: Report) -> None:
+    """Bring every locked wheel. Where there are patches SGLang's comes first, and they have to apply to it."""
+    lock, log = order.lock, place.parent / f"{place.name}.log"
+    _adopt(lock, wheels, place.parent)
+    missing = _missing(lock, wheels, remove_others=True)
+    report(f"wheelhouse {place.name}: {len(lock.wheels) - len(missing)} of {len(lock.wheels)} locked wheels are here")
+    if order.patches:
+        first = [wheel for wheel in missing if wheel.name == patches.PACKAGE]
+        if first:
+            downloads.download(first, lock.target, wheels, log, report)
+        patches.patched_files(_engine_wheel(wheels), order.patches)
+        missing = [wheel for wheel in missing if wheel not in first]
+    if missing:
+        downloads.download(missing, lock.target, wheels, log, report)
+        left = _missing(lock, wheels, remove_others=True)
+        if left:
+            raise EngineError(f"pip left out {', '.join(wheel.name for wheel in left)}; see {place.name}.log")
+
+
+def _engine_wheel(wheels: Path) -> Path:
+    return next(path for path in sorted(wheels.iterdir()) if _parse(path)[0] == patches.PACKAGE)
+
+
+def _patched(order: _Order, wheels: Path, cache: Path) -> tuple[Path, str]:
+    """The wheel of the patched SGLang and its name==version. The published one leaves the wheelhouse, not the cache."""
+    version = engine.patched_version(
+        order.lock.wheels[patches.PACKAGE].version, [item.sha256 for item in order.patches]
+    )
+    original = _engine_wheel(wheels)
+    wheel = patches.build(original, order.patches, version, wheels)
+    kept = cache / "published" / "wheels" / original.name
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    original.replace(kept)
+    return wheel, f"{patches.PACKAGE}=={version}"
+
+
+def _describe(wheels: Path) -> dict[str, Any]:
+    """Hash, size and time of each wheel, by file name."""
     files: dict[str, Any] = {}
     for path in sorted(wheels.iterdir()):
         status = path.stat()
         files[path.name] = {"sha256": sha256(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-        if path.name in local:
-            files[path.name]["source_tree"] = local[path.name].tree
-    return {"format": FORMAT, "lock_sha256": lock.sha256, "files": files}
+    return files
 
 
 def _adopt(lock: engine.Lock, wheels: Path, cache: Path) -> None:
@@ -300,110 +345,11 @@ def build_wheel(source: Path, into: Path) -> Path:
             command, capture_output=True, text=True, check=False, env={**os.environ, "SOURCE_DATE_EPOCH": _EPOCH}
         )
         if result.returncode != 0:
-            raise EngineError(f"the wheel of {source} cannot be built: {_last_line(result.stderr)}")
+            raise EngineError(f"the wheel of {source} cannot be built: {downloads.last_line(result.stderr)}")
         (wheel,) = out.glob("*.whl")
         target = into / wheel.name
         shutil.move(wheel, target)
         return target
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
-
-
-def download(
-    wanted: Iterable[engine.LockedWheel], target: engine.Target, into: Path, log: Path, report: Report
-) -> None:
-    """Download wheels for another interpreter; those of local builds (`+cpu`) first, as they are missing most often."""
-    ordered = sorted(wanted, key=lambda wheel: "+" not in wheel.version)
-    local = [wheel for wheel in ordered if "+" in wheel.version]
-    log.write_text("", encoding="utf-8")
-    for group in (local, ordered[len(local) :]):
-        if group:
-            _pip_download(group, target, into, log, report)
-
-
-def _pip_download(
-    wheels: Sequence[engine.LockedWheel], target: engine.Target, into: Path, log: Path, report: Report
-) -> None:
-    """One run of pip; its output goes to the log, its progress to report every few seconds."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--progress-bar", "off"]
-    command += ["--no-deps", "--require-hashes", "--only-binary=:all:", "--dest", str(into)]
-    command += ["--implementation", "cp", "--python-version", target.python, "--abi", target.abi]
-    for platform in target.platforms():
-        command += ["--platform", platform]
-    for place in extra_find_links():
-        command += ["--find-links", place]
-    begin = last = time.monotonic()
-    with tempfile.NamedTemporaryFile("w", prefix="pivot-lock-", suffix=".txt", encoding="utf-8") as requirements:
-        requirements.write("".join(wheel.line() + "\n" for wheel in wheels))
-        requirements.flush()
-        lines: list[str] = []
-        with (
-            log.open("a", encoding="utf-8") as output,
-            subprocess.Popen(
-                [*command, "--requirement", requirements.name],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            ) as process,
-        ):
-            started = 0
-            for line in process.stdout or ():
-                output.write(line)
-                lines.append(line)
-                started += line.startswith("Collecting ")
-                if time.monotonic() - last > 5:
-                    last = time.monotonic()
-                    report(f"  wheel {started} of {len(wheels)}, {last - begin:.0f} s (log: {log})")
-    if process.returncode != 0:
-        raise EngineError(_explain("".join(lines), wheels, target, log))
-
-
-def _explain(output: str, wheels: Sequence[engine.LockedWheel], target: engine.Target, log: Path) -> str:
-    """One sentence for what pip said."""
-    match = re.search(r"No matching distribution found for ([A-Za-z0-9._-]+)", output)
-    if match:
-        name = engine.canonical(match[1])
-        version = next((wheel.version for wheel in wheels if wheel.name == name), "?")
-        return (
-            f"no wheel of {name} {version} for Python {target.python} was found in {_sources()};"
-            f" set {FIND_LINKS} to a directory or page that holds it and run again (pip's output: {log})"
-        )
-    if "DO NOT MATCH THE HASHES" in output:
-        match = re.search(r"^\s+([A-Za-z0-9._-]+)==\S+ from (\S+)", output, re.MULTILINE)
-        which = f"{match[1]} from {_without_password(match[2])}" if match else "a wheel"
-        return f"{which} is not the locked file, its sha256 differs: the source changed, or the lock is stale ({log})"
-    return f"pip could not download the wheels: {_without_password(_last_line(output))} (its output: {log})"
-
-
-def extra_find_links() -> list[str]:
-    """Directories and pages with wheels from PIVOT_FIND_LINKS, separated by spaces."""
-    return os.environ.get(FIND_LINKS, "").split()
-
-
-def pip_setting(name: str) -> list[str]:
-    """The values of a pip option from its configuration files and environment, e.g. find-links; may be empty."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    found: list[str] = []
-    for line in result.stdout.splitlines():
-        key, separator, value = line.partition("=")
-        if separator and key.rpartition(".")[2] == name and key.split(".")[0] in {":env:", "global", "download"}:
-            found += str(ast.literal_eval(value)).split()
-    return list(dict.fromkeys(found))
-
-
-def _sources() -> str:
-    """Where pip looked, for an error message."""
-    places = [*extra_find_links(), *pip_setting("find-links"), *pip_setting("extra-index-url")]
-    known = ", ".join(_without_password(place) for place in dict.fromkeys(places))
-    return "the package index" + (f" and {known}" if known else " (no find-links are configured)")
-
-
-def _without_password(text: str) -> str:
-    return re.sub(r"//[^/@\s]+@", "//***@", text)
 
 
 def lock(source: Path, cache: Path, *, upgrade: bool = False, report: Report = print) -> Path:
@@ -423,7 +369,7 @@ def lock(source: Path, cache: Path, *, upgrade: bool = False, report: Report = p
     missing = _missing(resolved, wheels, remove_others=True)
     report(f"{destination}: {len(resolved.wheels)} packages, {len(missing)} wheels to download")
     if missing:
-        download(missing, target, wheels, cache / f"lock-{destination.stem}.log", report)
+        downloads.download(missing, target, wheels, cache / f"lock-{destination.stem}.log", report)
     problems = engine.metadata_gaps((read_metadata(path) for path in sorted(wheels.iterdir())), gaps, target)
     if problems:
         raise EngineError(f"{gaps.source} does not describe the wheels:\n{findings.render(problems)}")
@@ -454,16 +400,16 @@ def _resolve(source: Path, destination: Path, gaps: engine.Gaps, target: engine.
         command += ["--only-binary", ":all:", "--python-version", target.python]
         command += ["--python-platform", f"{target.machine}-manylinux_{major}_{minor}"]
         command += ["--excludes", str(excludes), "--overrides", str(overrides), "--output-file", str(out)]
-        for place in dict.fromkeys([*extra_find_links(), *pip_setting("find-links")]):
+        for place in dict.fromkeys([*downloads.extra_find_links(), *downloads.pip_setting("find-links")]):
             command += ["--find-links", place]
-        for url in pip_setting("index-url")[:1]:
+        for url in downloads.pip_setting("index-url")[:1]:
             command += ["--index-url", url]
         bound = {name: value for name, value in os.environ.items() if name[:3] != "UV_" or name in _UV_NETWORK}
         result = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False, env=bound)
         if result.returncode != 0:
             raise EngineError(
-                f"uv found no solution for {source} (looked in {_sources()}; set {FIND_LINKS} for more):\n"
-                + _without_password(result.stderr.strip())
+                f"uv found no solution for {source} (looked in {downloads.sources()}; set {downloads.FIND_LINKS} for"
+                f" more):\n{downloads.without_password(result.stderr.strip())}"
             )
         head = f"# target: python {target.python}, {target.machine}, glibc {major}.{minor}\n"
         return head + out.read_text(encoding="utf-8")
@@ -478,6 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     builder.add_argument("--gaps", type=Path, help="its gaps file (beside the lock: NAME.gaps.yml)")
     builder.add_argument("--out", type=Path, default=DEFAULT_CACHE, help=f"where wheelhouses lie ({DEFAULT_CACHE})")
     builder.add_argument("--distribution", type=Path, action="append", default=[], help="a local distribution to add")
+    builder.add_argument("--patches", default="[]", metavar="JSON", help="of SGLang, in order: [{file, sha256}]")
     locker = verbs.add_parser("lock", help="remake lock files from their .in files")
     locker.add_argument("source", type=Path, nargs="+", help="NAME.in; writes NAME.lock beside it")
     locker.add_argument("--out", type=Path, default=DEFAULT_CACHE, help=f"where wheels are kept ({DEFAULT_CACHE})")
@@ -489,7 +436,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         if options.verb == "build":
-            house = build(options.lock, options.out, options.distribution, options.gaps, report)
+            applied = patches.read(json.loads(options.patches), Path())
+            house = build(options.lock, options.out, options.distribution, options.gaps, report, applied)
             print(json.dumps({**dataclasses.asdict(house), "path": str(house.path.resolve())}))
         else:
             for source in options.source:

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from pivot import engine
+from pivot import engine, releases
 from pivot.engine import Distribution, EngineError, Gaps, Metadata, Target
 from pivot.findings import Severity
 
@@ -31,8 +31,8 @@ def installed():
 
 
 def release(**changes):
-    record = {"id": wanted().id, "lock_sha256": lock().sha256, "trees": {"sglang": "t"}}
-    return {"record": record, "installed": installed(), "trees": {"sglang": "t"}, "problems": []} | changes
+    record = {"id": wanted().id, "lock_sha256": lock().sha256, "records": {"sglang": "t"}}
+    return {"record": record, "installed": installed(), "records": {"sglang": "t"}, "problems": []} | changes
 
 
 def state(**changes):
@@ -42,7 +42,7 @@ def state(**changes):
     }  # fmt: skip
     facts = {
         "root": "/opt/sglang", "python": python, "free_bytes": 9 * 2**30, "current": wanted().id,
-        "releases": [{"id": wanted().id, "built": "2026-02-01"}], "in_use": [], "release": release(),
+        "releases": [{"id": wanted().id, "built": "2026-02-01", "healthy": True}], "in_use": [], "release": release(),
     }  # fmt: skip
     return facts | changes
 
@@ -219,52 +219,52 @@ def test_an_unreadable_requirement_is_refused():
 
 
 def test_an_unchanged_host_needs_nothing():
-    assert engine.plan(wanted(), state(), keep=2) == engine.Plan("none", (), ())
+    assert releases.plan(wanted(), state(), keep=2) == releases.Plan("none", (), ())
 
 
 def test_a_fresh_host_needs_the_release():
-    made = engine.plan(wanted(), state(release=None, current=None, releases=[]), keep=2)
-    assert made == engine.Plan("install", ("not installed",), ())
+    made = releases.plan(wanted(), state(release=None, current=None, releases=[]), keep=2)
+    assert made == releases.Plan("install", ("not installed",), ())
 
 
 def test_a_complete_release_that_is_not_current_only_needs_the_link():
-    assert engine.plan(wanted(), state(current="older"), keep=2).action == "link"
-    assert engine.plan(wanted(), state(current=None), keep=2).reasons == ("current is nothing",)
+    assert releases.plan(wanted(), state(current="older"), keep=2).action == "link"
+    assert releases.plan(wanted(), state(current=None), keep=2).reasons == ("current is nothing",)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"record": None}, "its release.json is missing or unreadable"),
-        ({"record": {"id": "other", "lock_sha256": "x", "trees": {"sglang": "t"}}}, "another release's"),
+        ({"record": {"id": "other", "lock_sha256": "x", "records": {"sglang": "t"}}}, "another release's"),
         ({"problems": ["regex: 3 files missing"]}, "regex: 3 files missing"),
-        ({"trees": {"sglang": "edited"}}, "files of the engine's own tree differ"),
-        ({"trees": {}}, "files of the engine's own tree differ"),
+        ({"records": {"sglang": "edited"}}, "the RECORD of sglang is not the one that was installed"),
+        ({"records": {}}, "the RECORD of sglang is not the one that was installed"),
         ({"installed": {"pip": "26.3", "sglang-cpu-lab": "0.1.0"}}, "sglang 0.5.23 is missing"),
         ({"installed": installed() | {"pip": "26.2"}}, "pip is 26.2, locked is 26.3"),
         ({"installed": installed() | {"six": "1"}}, "six 1 is not in the lock"),
     ],
 )
 def test_a_damaged_release_is_built_anew_and_said_why(changes, words):
-    made = engine.plan(wanted(), state(release=release(**changes)), keep=2)
+    made = releases.plan(wanted(), state(release=release(**changes)), keep=2)
     assert made.action == "install"
     assert words in "; ".join(made.reasons)
 
 
 def test_names_and_versions_are_compared_as_packages_compare_them():
     assert (
-        engine.installed_findings(wanted(), {"PIP": "26.3.0", "sglang": "0.5.23", "sglang_cpu_lab": "0.1"}, "h") == []
+        releases.installed_findings(wanted(), {"PIP": "26.3.0", "sglang": "0.5.23", "sglang_cpu_lab": "0.1"}, "h") == []
     )
 
 
 def test_differences_of_the_installed_set_are_errors():
-    found = engine.installed_findings(wanted(), {}, "h")
+    found = releases.installed_findings(wanted(), {}, "h")
     assert [(item.code, item.severity) for item in found] == [("ENGINE-INSTALLED", Severity.ERROR)] * 3
 
 
-def removed(names, keep, in_use=()):
-    releases = [{"id": name, "built": built} for name, built in names]
-    return engine.superseded("new", state(releases=releases, in_use=list(in_use)), keep)
+def removed(names, keep, in_use=(), healthy=()):
+    found = [{"id": name, "built": built, "healthy": name in healthy} for name, built in names]
+    return releases.superseded("new", state(releases=found, in_use=list(in_use)), keep)
 
 
 def test_the_oldest_releases_beyond_the_kept_ones_go():
@@ -279,12 +279,21 @@ def test_a_release_in_use_never_goes():
     assert removed([("a", "1"), ("b", "2"), ("new", "3")], 0, in_use=["a"]) == ("b",)
 
 
+def test_the_newest_release_that_was_healthy_stays_for_a_rollback():
+    names = [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("new", "5")]
+    assert removed(names, 2) == ("a", "b")
+    assert removed(names, 2, healthy=["a"]) == ("b",)
+    assert removed(names, 2, healthy=["a", "b"]) == ("a",)
+    assert removed(names, 2, healthy=["a", "b", "d"]) == ("a", "b")
+    assert removed(names, 0, healthy=["new"]) == ("a", "b", "c", "d")
+
+
 def test_a_release_without_a_record_is_the_oldest():
     assert removed([("a", "2026"), ("broken", "")], 1) == ("broken",)
 
 
 def host(facts, free=0):
-    return [(item.code, item.message) for item in engine.host_findings(wanted(), facts, "h", free)]
+    return [(item.code, item.message) for item in releases.host_findings(wanted(), facts, "h", free)]
 
 
 def test_a_fitting_host_has_no_findings():
@@ -313,3 +322,54 @@ def test_an_unfit_host_is_said_in_a_sentence(facts, code, words):
     ((found, message),) = host(facts, 4 * 2**30)
     assert found == code
     assert words in message
+
+
+# ---- cards
+
+
+@pytest.mark.parametrize(
+    ("built_for", "cards"),
+    [
+        (["sm_90", "sm_120"], ["12.0"]),
+        (["sm_80"], ["8.6", "8.0"]),  # compiled code runs on later cards of its generation
+        (["sm_75", "compute_75"], ["12.0"]),  # and intermediate code on all later ones
+        (["sm_120a"], ["12.0"]),
+        ([], []),
+    ],
+)
+def test_a_release_with_code_for_the_cards_is_nothing_to_say(built_for, cards):
+    assert releases.architecture_findings("h", built_for, cards) == []
+
+
+@pytest.mark.parametrize(
+    ("built_for", "cards"),
+    [
+        (["sm_80", "sm_90"], ["12.0"]),
+        (["sm_90a"], ["9.1"]),
+        (["sm_89"], ["8.6"]),
+        (["gfx942"], ["9.0"]),
+        ([], ["12.0"]),
+    ],
+)
+def test_a_release_without_code_for_a_card_is_not_published(built_for, cards):
+    (finding,) = releases.architecture_findings("h", built_for, cards)
+    assert finding.code == "ENGINE-ARCH"
+    assert f"a card here is {cards[0]}" in finding.message
+
+
+# ---- patches
+
+
+def test_a_patched_release_has_its_own_version_and_id():
+    made = engine.wanted_release("0.5.23", "cpu", lock(), [KERNELS], [A, B])
+    label = hashlib.sha256(f"{A}\n{B}".encode()).hexdigest()[:8]
+    assert made.version == made.installed["sglang"] == f"0.5.23+pivot{label}"
+    lines = f"{lock().sha256}\nsglang-cpu-lab==0.1.0 {'f' * 64}\npatch {A}\npatch {B}"
+    assert made.id == f"0.5.23+pivot{label}-cpu-{hashlib.sha256(lines.encode()).hexdigest()[:12]}"
+
+
+def test_the_order_of_patches_counts_and_none_is_the_published_release():
+    of = [engine.wanted_release("0.5.23", "cpu", lock(), [], given).id for given in ([A, B], [B, A], [A], [])]
+    assert len(set(of)) == 4
+    assert engine.patched_version("0.5.23", []) == "0.5.23"
+    assert engine.patched_version("0.5.23+cu130", [A]).startswith("0.5.23+cu130.pivot")

@@ -1,6 +1,7 @@
 """The files that the role sends to hosts: what they see, and what they change, in a directory of the test's own."""
 
 import ast
+import base64
 import hashlib
 import importlib.util
 import json
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from pivot import installed, sent
 
 FILES = Path(__file__).parents[2] / "roles" / "sglang_engine" / "files"
 
@@ -26,23 +29,30 @@ state, change = load("engine_state"), load("engine_release")
 
 
 def make_release(path, record=None):
-    """A small environment: one distribution `thing` and the engine's tree."""
+    """A small environment: one distribution `thing` with a script, and the engine."""
     site = path / "lib" / "python3.11" / "site-packages"
-    info = site / "thing-1.0.dist-info"
     (site / "sglang" / "__pycache__").mkdir(parents=True)
     (path / "bin").mkdir()
-    info.mkdir()
     (path / "bin" / "python").symlink_to(sys.executable)
     (path / "bin" / "tool").write_text(f"#!{path}/bin/python\n")
     (path / "pyvenv.cfg").write_text(f"home = /usr/bin\ncommand = python -m venv {path}\n")
     (site / "sglang" / "a.py").write_text("a = 1\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Thing\nVersion: 1.0\n\nName: not this one\n")
-    (info / "RECORD").write_text(
-        "sglang/a.py,sha256=x,6\nsglang/__pycache__/a.pyc,,\n../../../bin/tool,sha256=x,3\nthing-1.0.dist-info/RECORD,,\n"
-    )
+    (site / "thing.py").write_text("t = 1\n")
+    distribution(site, "Thing", "thing.py", "../../../bin/tool,sha256=x,3\n")
+    distribution(site, "sglang", "sglang/a.py", "sglang/__pycache__/a.pyc,,\n")
     if record is not None:
         (path / "release.json").write_text(json.dumps(record))
     return site
+
+
+def distribution(site, name, file, more):
+    """A distribution of one file, with its RECORD."""
+    info = site / f"{name.lower()}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n\nName: not this one\n")
+    content = (site / file).read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    (info / "RECORD").write_text(f"{file},sha256={digest},{len(content)}\n{more}{info.name}/RECORD,,\n")
 
 
 @pytest.fixture
@@ -59,42 +69,27 @@ def inspect(root, name="one"):
 def test_a_whole_release_has_no_problems(root):
     report = inspect(root)
     assert report["problems"] == []
-    assert report["installed"] == {"Thing": "1.0"}
+    assert report["installed"] == {"Thing": "1.0", "sglang": "1.0"}
     assert report["record"] == {"id": "one", "built": "2026-01-01"}
+    site = root / "releases/one/lib/python3.11/site-packages"
+    expected = hashlib.sha256((site / "thing-1.0.dist-info/RECORD").read_bytes()).hexdigest()
+    assert report["records"]["Thing"] == expected
 
 
-def test_the_tree_hash_is_the_documented_one_and_leaves_bytecode_out(root):
+def test_bytecode_and_times_are_no_damage(root):
     tree = root / "releases" / "one" / "lib" / "python3.11" / "site-packages" / "sglang"
-    line = f"a.py\0{hashlib.sha256(b'a = 1' + bytes([10])).hexdigest()}\n"
-    expected = hashlib.sha256(line.encode()).hexdigest()
-    assert inspect(root)["trees"] == {"sglang": expected}
     (tree / "__pycache__" / "a.pyc").write_bytes(b"x")
-    (tree / "a.py").chmod(0o600)
-    assert state.tree_sha256(str(tree)) == expected
-
-
-@pytest.mark.parametrize("edit", ["content", "added", "removed", "renamed", "linked"])
-def test_the_tree_hash_sees_every_change(root, edit):
-    tree = root / "releases" / "one" / "lib" / "python3.11" / "site-packages" / "sglang"
-    before = state.tree_sha256(str(tree))
-    if edit == "content":
-        (tree / "a.py").write_text("a = 2\n")
-    elif edit == "added":
-        (tree / "b.py").write_text("")
-    elif edit == "removed":
-        (tree / "a.py").unlink()
-    elif edit == "renamed":
-        (tree / "a.py").rename(tree / "b.py")
-    else:
-        (tree / "folder").symlink_to("/usr")
-    assert state.tree_sha256(str(tree)) != before
+    os.utime(tree / "a.py", (1, 1))
+    assert inspect(root)["problems"] == []
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("deleted", "Thing: 1 files missing or of another size, e.g. sglang/a.py"),
-        ("grown", "Thing: 1 files missing or of another size, e.g. sglang/a.py"),
+        ("deleted", "sglang: 1 files missing or of another size, e.g. sglang/a.py"),
+        ("grown", "sglang: 1 files missing or of another size, e.g. sglang/a.py"),
+        ("one byte", "sglang: 1 files are not as published, e.g. sglang/a.py (changed)"),
+        ("added", "sglang: 1 files are not as published, e.g. sglang/debug_hidden.py (added)"),
         ("script", "e.g. ../../../bin/tool"),
         ("metadata", "thing-1.0.dist-info cannot be read"),
         ("python", "bin/python is missing"),
@@ -108,6 +103,10 @@ def test_damage_is_found(root, damage, words):
         (site / "sglang" / "a.py").unlink()
     elif damage == "grown":
         (site / "sglang" / "a.py").write_text("a = 10\n")
+    elif damage == "one byte":
+        (site / "sglang" / "a.py").write_text("a = 2\n")
+    elif damage == "added":
+        (site / "sglang" / "debug_hidden.py").write_text("")
     elif damage == "script":
         (path / "bin" / "tool").unlink()
     elif damage == "metadata":
@@ -119,19 +118,29 @@ def test_damage_is_found(root, damage, words):
     assert words in "; ".join(inspect(root)["problems"])
 
 
+def test_a_release_that_was_just_built_is_compared_file_by_file(root):
+    path = root / "releases" / "one"
+    (path / "lib/python3.11/site-packages/thing.py").write_text("t = 2\n")
+    assert state.inspect(str(path))["problems"] == []
+    (problem,) = state.inspect(str(path), every=True)["problems"]
+    assert problem == "Thing: 1 files are not as published, e.g. thing.py (changed)"
+    assert run_state(root, path=str(path))["release"]["problems"] == [problem]
+
+
 def run_state(root, **changes):
     arguments = {"root": str(root), "python": sys.executable, "release": "one"} | changes
     command = [sys.executable, "-I", "-", json.dumps(arguments)]
-    done = subprocess.run(
-        command, input=(FILES / "engine_state.py").read_text(), capture_output=True, text=True, check=True
-    )
+    script = sent.program((FILES / "engine_state.py").read_text(), ["installed"])
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def test_the_state_as_the_role_asks_for_it(root):
     facts = run_state(root)
     assert facts["current"] == "one"
-    assert facts["releases"] == [{"id": "one", "built": "2026-01-01"}]
+    assert facts["releases"] == [{"id": "one", "built": "2026-01-01", "healthy": False}]
+    (root / "releases/one/healthy").write_text("")
+    assert run_state(root)["releases"] == [{"id": "one", "built": "2026-01-01", "healthy": True}]
     assert facts["python"]["implementation"] == "cpython"
     assert facts["python"]["error"] == ""
     assert facts["free_bytes"] > 0
@@ -277,7 +286,7 @@ def test_what_is_in_the_way_is_an_error_in_json(root):
 
 
 def test_the_files_for_hosts_are_python_3_9():
-    for path in FILES.glob("*.py"):
+    for path in [*FILES.glob("*.py"), Path(installed.__file__)]:
         ast.parse(path.read_text(), feature_version=(3, 9))
 
 

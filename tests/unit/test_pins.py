@@ -100,3 +100,22 @@ def test_a_manifest_that_is_no_object_is_named(place):
         (place / "m.json").write_text(text)
         (finding,) = pins.check(REGISTRY, place, place)
         assert (finding.code, finding.message) == ("PIN-MANIFEST", "the manifest m.json is no JSON object")
+
+
+def with_patches(entries):
+    registry = copy.deepcopy(REGISTRY)
+    registry["engines"]["e"]["patches"] = entries
+    return registry
+
+
+def test_patches_of_an_engine_are_those_of_the_registry(place):
+    (place / "a.patch").write_text("x\n")
+    digest = "73cb3858a687a8494ca3323053016282f3dad39d42cf62ca4e79dda2aac7d9ac"  # sha256sum of that
+    assert found(with_patches([{"file": "a.patch", "sha256": digest}]), place) == []
+    assert found(with_patches([{"file": "a.patch", "sha256": "0" * 64}]), place) == [("PIN-PATCH", "e")]
+    assert found(with_patches([{"file": "b.patch", "sha256": digest}]), place) == [("PIN-PATCH", "e")]
+
+
+@pytest.mark.parametrize("entries", ["a.patch", ["a.patch"], [{"file": "a.patch"}], [{"file": "a", "sha256": 1}]])
+def test_patches_of_another_form_are_refused(place, entries):
+    assert found(with_patches(entries), place) == [("PIN-FORM", "e")]

@@ -8,8 +8,10 @@ import zipfile
 
 import pytest
 
-from pivot import engine, wheelhouse
+from pivot import downloads, engine, patches, wheelhouse
 from pivot.engine import EngineError
+
+from . import test_patches
 
 HEAD = "# target: python 3.11, x86_64, glibc 2.36\n"
 
@@ -85,7 +87,7 @@ def test_a_wheelhouse_holds_the_locked_wheels_and_what_pip_needs_to_install_them
 
 def test_a_second_build_only_looks(place, monkeypatch):
     first, _ = build(place)
-    monkeypatch.setattr(wheelhouse, "download", None)  # a call would fail
+    monkeypatch.setattr(downloads, "download", None)  # a call would fail
     begin = time.monotonic()
     second, said = build(place)
     assert time.monotonic() - begin < 0.3
@@ -124,8 +126,8 @@ def test_what_an_interrupted_build_left_is_used_or_replaced(place, monkeypatch):
     (wheels / whole.name).write_bytes(whole.read_bytes())
     (wheels / "beta-2.0+cpu-py3-none-any.whl").write_bytes(b"half")
     asked = []
-    real = wheelhouse.download
-    monkeypatch.setattr(wheelhouse, "download", lambda wanted, *rest: (asked.extend(wanted), real(asked, *rest)))
+    real = downloads.download
+    monkeypatch.setattr(downloads, "download", lambda wanted, *rest: (asked.extend(wanted), real(asked, *rest)))
     house, said = build(place)
     assert [wheel.name for wheel in asked] == ["beta"]
     assert "1 of 2 locked wheels are here" in said[0]
@@ -135,7 +137,7 @@ def test_what_an_interrupted_build_left_is_used_or_replaced(place, monkeypatch):
 def test_another_wheelhouse_lends_its_wheels(place, monkeypatch):
     first, _ = build(place)
     (place / "x.lock").write_text((place / "x.lock").read_text() + "# changed\n")
-    monkeypatch.setattr(wheelhouse, "download", None)  # a call would fail
+    monkeypatch.setattr(downloads, "download", None)  # a call would fail
     second, _ = build(place)
     assert second.digest != first.digest
     assert second.wheels == 2
@@ -190,7 +192,7 @@ def test_a_local_distribution_is_part_of_wheelhouse_and_requirements(place):
     lines = (house.path / "requirements.txt").read_text().splitlines()
     assert lines[-1] == f"local-thing==0.1 --hash=sha256:{sha(wheel)}"
     manifest = json.loads((house.path / "manifest.json").read_text())
-    assert manifest["files"][wheel.name]["source_tree"] == wheelhouse.read_distribution(place / "local-thing").tree
+    assert manifest["files"][wheel.name]["source"] == wheelhouse.read_distribution(place / "local-thing").tree
 
 
 def test_the_source_decides_about_the_digest_and_leftovers_and_tests_do_not(place):
@@ -239,12 +241,48 @@ def test_the_command_line_ends_with_what_it_made_as_json(place, capsys):
     assert made["path"] == str(place / "cache" / made["digest"])
 
 
+def test_a_patched_engine_takes_the_place_of_the_published_one(place, monkeypatch):
+    links, alpha = place / "links", place / "links/alpha-1.0-py3-none-any.whl"
+    published = test_patches.make_wheel(links)
+    make_wheel(links, "torch")
+    write_lock(place, [alpha, links / "beta-2.0+cpu-py3-none-any.whl", published, links / "torch-1.0-py3-none-any.whl"])
+    change = test_patches.patch(place, "x.patch", test_patches.CHANGE)
+    version = engine.patched_version("0.5.23", [change.sha256])
+    house = wheelhouse.build(place / "x.lock", place / "cache", report=lambda _: None, applied=[change])
+    own = house.path / f"wheels/sglang-{version}-py3-none-any.whl"
+    assert [path for path in (house.path / "wheels").iterdir() if path.name.startswith("sglang")] == [own]
+    lines = [line for line in (house.path / "requirements.txt").read_text().splitlines() if line.startswith("sglang")]
+    assert lines == [f"sglang=={version} --hash=sha256:{sha(own)}"]
+    # another patch needs no index: the published wheel stayed in the cache
+    monkeypatch.setattr(downloads, "download", None)  # a call would fail
+    other = test_patches.patch(place, "y.patch", test_patches.CHANGE.replace("[1, 29, 57]", "[0]"))
+    assert wheelhouse.build(place / "x.lock", place / "cache", report=lambda _: None, applied=[other]).built
+    again = wheelhouse.build(place / "x.lock", place / "cache", report=lambda _: None, applied=[change])
+    assert not again.built
+    assert wheelhouse.build(place / "x.lock", place / "cache", report=lambda _: None, applied=[]).built
+    assert patches.published(wheelhouse.read_lock(place / "x.lock"), place / "cache")
+
+
+def test_a_patch_that_does_not_apply_ends_the_build_before_other_wheels_are_fetched(place, monkeypatch):
+    links = place / "links"
+    published = test_patches.make_wheel(links)
+    write_lock(place, [links / "alpha-1.0-py3-none-any.whl", published])
+    wrong = test_patches.patch(place, "x.patch", test_patches.CHANGE.replace("30", "31"))
+    asked = []
+    real = downloads.download
+    monkeypatch.setattr(downloads, "download", lambda wanted, *rest: (asked.extend(wanted), real(wanted, *rest)))
+    with pytest.raises(EngineError, match=r"the patch x\.patch does not apply cleanly"):
+        wheelhouse.build(place / "x.lock", place / "cache", report=lambda _: None, applied=[wrong])
+    assert [wheel.name for wheel in asked] == ["sglang"]
+    assert not list((place / "cache").glob("[0-9a-f]*/manifest.json"))
+
+
 def test_pip_settings_come_from_files_and_environment(place, monkeypatch):
     (place / "pip.conf").write_text("[global]\nfind-links = /a\n    /b\n[install]\nfind-links = /not-for-downloads\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(place / "pip.conf"))
     monkeypatch.setenv("PIP_FIND_LINKS", "/c /a")
-    assert sorted(wheelhouse.pip_setting("find-links")) == ["/a", "/b", "/c"]
-    assert wheelhouse.pip_setting("index-url") == []
+    assert sorted(downloads.pip_setting("find-links")) == ["/a", "/b", "/c"]
+    assert downloads.pip_setting("index-url") == []
 
 
 def test_passwords_of_sources_are_not_shown(place, monkeypatch):

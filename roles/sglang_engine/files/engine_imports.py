@@ -1,13 +1,15 @@
 """Import what a server needs. Run by a release's own interpreter, as an unprivileged user, from standard input.
 
-Prints one JSON object: versions of the imported packages, names of SGLang's plugins that load. Any failure ends with
-the traceback that a server would show.
+Prints one JSON object: versions of the imported packages, names of SGLang's plugins that load, the architectures that
+torch has code for and those of the cards here. Any failure ends with the traceback that a server would show.
 """
 
 import importlib
 import importlib.metadata
 import json
 import os
+import subprocess
+import sys
 import tempfile
 
 MODULES = ("torch", "transformers", "sglang", "sglang.srt.server_args", "sglang.srt.entrypoints.http_server")
@@ -22,7 +24,18 @@ def main():
         plugin.load()
     packages = sorted({name.partition(".")[0] for name in MODULES})
     versions = {name: importlib.metadata.version(name) for name in packages}
-    print(json.dumps({"versions": versions, "plugins": sorted(plugin.name for plugin in plugins)}))
+    told = {"versions": versions, "plugins": sorted(plugin.name for plugin in plugins)}
+    print(json.dumps({**told, "architectures": sys.modules["torch"].cuda.get_arch_list(), "cards": cards()}))
+
+
+def cards():
+    """Compute capabilities of the cards, as "12.0"; none without NVIDIA's driver. No context is made on a card."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return sorted(set(done.stdout.split())) if done.returncode == 0 else []
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What a host has of the engine. Run on the host, read only, as `python3 -I - '{"root": …, "python": …, …}'`.
+"""What a host has of the engine. Run on the host, read only, as `python3 -I - '{"root": …, "python": …, …}'`, in one
+piece with `pivot.installed`.
 
 Arguments (JSON): root, the engine's directory; python, the interpreter for releases; release, the wanted release's
-id; path, optional, another directory to look at in the place of `<root>/releases/<release>`.
+id; path, optional, another directory to look at in the place of `<root>/releases/<release>`, all of whose files are
+compared with their hashes then.
 Prints one JSON object: root, python, free_bytes, current, releases, in_use, release (null if there is none), leftovers.
 """
 
@@ -10,37 +12,19 @@ import fcntl
 import hashlib
 import json
 import os
+import pathlib
 import platform
 import subprocess
 import sys
 import time
 
+from pivot import installed
+
+ENGINE = "sglang"
 PROBE = "import json, platform, sys; print(json.dumps([sys.implementation.name, platform.python_version()]))"
+HEALTHY = "healthy"  # in a release's directory once a server of it has answered well
 SHOWN = 5  # problems of a kind that are listed one by one
 PATIENCE = 60  # seconds that a change gets to end which a killed run began
-
-
-def tree_sha256(root):
-    """The hash of a directory's files, independent of order, times, modes and owners.
-
-    sha256 over one line per regular file, sorted by path: the path relative to root with slashes, a NUL byte, the
-    file's sha256 in hex, a newline. `__pycache__` directories are left out: Python writes them at any time. A
-    symbolic link counts as a file whose content is its target's path.
-    """
-    lines = []
-    for parent, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        for name in names + links:
-            path = os.path.join(parent, name)
-            relative = os.path.relpath(path, root).replace(os.sep, "/")
-            if os.path.islink(path):
-                digest = hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
-            else:
-                with open(path, "rb") as file:
-                    digest = hashlib.sha256(file.read()).hexdigest()
-            lines.append("%s\0%s\n" % (relative, digest))
-    return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def wait_for_changes(root):
@@ -108,7 +92,7 @@ def record_of(path):
 
 
 def releases(root):
-    """Id and time of building of every directory under releases; the time is empty without a record."""
+    """Every directory under releases: id, time of building (empty without a record), whether it was found healthy."""
     try:
         names = sorted(os.listdir(os.path.join(root, "releases")))
     except OSError:
@@ -117,7 +101,8 @@ def releases(root):
     for name in names:
         path = os.path.join(root, "releases", name)
         if os.path.isdir(path):
-            found.append({"id": name, "built": str((record_of(path) or {}).get("built", ""))})
+            built = str((record_of(path) or {}).get("built", ""))
+            found.append({"id": name, "built": built, "healthy": os.path.exists(os.path.join(path, HEALTHY))})
     return found
 
 
@@ -194,10 +179,31 @@ def lost_files(site, dist_info):
     return lost
 
 
-def inspect(path):
-    """Record, installed distributions, hash of the engine's own tree, and problems of a release directory."""
+def sha256(path):
+    """The sha256 of a small file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def damage(site, dist_info, name, every):
+    """What is wrong with a distribution's files, as a sentence; empty if nothing is.
+
+    Sizes of all files, and the content of the engine's own; with `every` the content of all.
+    """
+    lost = lost_files(site, dist_info)
+    if lost:
+        return "%s: %d files missing or of another size, e.g. %s" % (name, len(lost), lost[0])
+    if every or name == ENGINE:
+        wrong = installed.altered(pathlib.Path(site), pathlib.Path(dist_info), ENGINE if name == ENGINE else "")
+        if wrong:
+            return "%s: %d files are not as published, e.g. %s (%s)" % (name, len(wrong), *wrong[0])
+    return ""
+
+
+def inspect(path, every=False):
+    """Record, installed distributions, hashes of their RECORDs, and problems of a release directory."""
     site = site_packages(path)
-    report = {"record": record_of(path), "installed": {}, "trees": {}, "problems": []}
+    report = {"record": record_of(path), "installed": {}, "records": {}, "problems": []}
     problems = report["problems"]
     if not os.path.exists(os.path.join(path, "bin", "python")):
         problems.append("bin/python is missing, or the interpreter that it points to")
@@ -211,19 +217,16 @@ def inspect(path):
         dist_info = os.path.join(site, entry)
         try:
             name, version = name_and_version(dist_info)
-            lost = lost_files(site, dist_info)
+            damaged.append(damage(site, dist_info, name, every))
+            report["records"][name] = sha256(os.path.join(dist_info, "RECORD"))
         except (OSError, ValueError) as error:
             damaged.append("%s cannot be read (%s)" % (entry, error))
             continue
         report["installed"][name] = version
-        if lost:
-            damaged.append("%s: %d files missing or of another size, e.g. %s" % (name, len(lost), lost[0]))
+    damaged = [sentence for sentence in damaged if sentence]
     problems.extend(damaged[:SHOWN])
     if len(damaged) > SHOWN:
         problems.append("and %d more distributions" % (len(damaged) - SHOWN))
-    engine = os.path.join(site, "sglang")
-    if os.path.isdir(engine):
-        report["trees"]["sglang"] = tree_sha256(engine)
     return report
 
 
@@ -239,7 +242,7 @@ def main(arguments):
         "current": current(root),
         "releases": releases(root),
         "in_use": in_use(root),
-        "release": inspect(path) if os.path.isdir(path) else None,
+        "release": inspect(path, "path" in arguments) if os.path.isdir(path) else None,
         "leftovers": leftovers(root),
     }
     print(json.dumps(state))
