@@ -5,12 +5,13 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from pivot import drift, health
+from pivot import drift, health, provenance
 from pivot.report import as_result
 
 
 class ActionModule(ActionBase):
-    """Arguments: url, api_key, wanted (files, argv, environment, settings), state (of server_state.py)."""
+    """Arguments: url, api_key, wanted (files, argv, environment, settings), state (of server_state.py), code (of
+    running_code.py, where that was looked at)."""
 
     _requires_connection = False
     TRANSFERS_FILES = False
@@ -26,4 +27,7 @@ class ActionModule(ActionBase):
         except (urllib.error.URLError, OSError, ValueError) as error:
             unanswered = [health.unreachable(subject, given["url"], error)]
         found = drift.check(subject, given["wanted"], given["state"], info)
+        if given.get("code"):
+            probed = drift.probe_is_on(given["state"])
+            found += provenance.check(subject, given["code"], meant=given["wanted"]["environment"], probed=probed)
         return as_result([*found, *unanswered], "it runs as the inventory means it, character for character")

@@ -72,16 +72,17 @@ def check(
     reasons = restart_reasons(wanted, state)
     again = "ansible-playbook playbooks/serve.yml brings the wanted one back, or write into the inventory what runs"
     found = [Finding("SERVER-DRIFT", ERROR, subject, reason, again) for reason in reasons]
-    if others := [] if _probed(state) else state["running"].get("others", []):
+    if others := [] if probe_is_on(state) else state["running"].get("others", []):
         message = f"{', '.join(others)} of its environment {'is' if len(others) == 1 else 'are'} in no inventory"
         fix = "write it into sglang_server_environment, or remove it: systemctl cat, systemctl show-environment"
         found.append(Finding("SERVER-EXTRA", ERROR, subject, message, fix))
     if info is not None:
-        found += _answers(subject, wanted, info, arrived=not reasons, probed=_probed(state))
+        found += _answers(subject, wanted, info, arrived=not reasons, probed=probe_is_on(state))
     return found
 
 
-def _probed(state: Mapping[str, Any]) -> bool:
+def probe_is_on(state: Mapping[str, Any]) -> bool:
+    """Whether the debug probe is on."""
     return any(PROBE in name for name in state.get("drop_ins") or [])
 
 

@@ -18,6 +18,7 @@ from pivot import budget, descriptions, launch, launch_rules, model, nccl, units
 from pivot.configs import short
 from pivot.findings import Finding, Severity, render
 from pivot.pair import IDS, Pair, quantisation, tensors_of
+from pivot.provenance import some
 from pivot.redact import MASK
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -219,6 +220,11 @@ def _plan(subject: str, host: Mapping[str, Any], flags: Mapping[str, Any]) -> bu
 def _places(subject: str, engine: Mapping[str, Any]) -> Iterator[Finding]:
     """Code that is not where an installed release has it, so that its version says little."""
     for install in engine["installs"]:
+        if install["altered"]:
+            named = some([f"{path} ({what})" for path, what in install["altered"]])
+            message = f"files of SGLang {install['version']} are not those that were published: {named}"
+            fix = "install the wheel again; what was checked here is what the version number stands for"
+            yield _finding("INSPECT-FILES", WARNING, subject, message, fix)
         if not install["editable"]:
             continue
         message = f"SGLang {install['version']} is an editable installation of {install['editable']}"
@@ -233,7 +239,7 @@ def _places(subject: str, engine: Mapping[str, Any]) -> Iterator[Finding]:
     editable = {install["editable"] for install in engine["installs"]}
     strays = [(place, why) for place, why in engine["paths"] if not any(_inside(place, home) for home in editable)]
     if strays:
-        named = ", ".join(f"{place} ({why})" for place, why in strays)
+        named = some([f"{place} ({why})" for place, why in strays])
         message = f"Python also takes code from {named}: a module there can stand in for one of the engine"
         yield _finding("INSPECT-PATHS", WARNING, subject, message, "remove what is not meant")
 

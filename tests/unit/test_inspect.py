@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import bundle, descriptions, inspect, inventory, launch
+from pivot import descriptions, inspect, inventory, launch, sent
 from pivot.findings import Severity
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +46,11 @@ def tensors() -> dict[str, Any]:
     return {"model.safetensors": host_side.header(MODELS / "drafter/model.safetensors")}
 
 
+INSTALL = {
+    "version": "0.5.23", "place": "/v/lib/python3.11/site-packages", "editable": "", "changed": 0, "altered": [],
+}  # fmt: skip
+
+
 def found_on_host() -> dict[str, Any]:
     """What a host prints for the lab's models, served as they are meant to be."""
     drafter = json.loads((MODELS / "drafter/config.json").read_text())
@@ -60,9 +65,7 @@ def found_on_host() -> dict[str, Any]:
             "version": "0.5.23",
             "nccl": "2.30.7",
             "plugins": [],
-            "installs": [
-                {"version": "0.5.23", "place": "/v/lib/python3.11/site-packages", "editable": "", "changed": 0}
-            ],
+            "installs": [dict(INSTALL)],
             "paths": [],
         },
         "target": {
@@ -298,19 +301,24 @@ def test_the_memory_of_a_card_is_worked_out() -> None:
     ("changes", "code", "said"),
     [
         (
-            {"installs": [{"version": "0.5.23", "place": "/v/site", "editable": "/opt/sglang-old", "changed": 2}]},
+            {"installs": [INSTALL | {"editable": "/opt/sglang-old", "changed": 2}]},
             "INSPECT-EDITABLE",
             "is an editable installation of /opt/sglang-old, where 2 tracked files differ from its commit",
         ),
         (
             {
                 "installs": [
-                    {"version": "0.5.9", "place": "/extra", "editable": "", "changed": 0},
-                    {"version": "0.5.23", "place": "/v/site", "editable": "", "changed": 0},
+                    INSTALL | {"version": "0.5.9", "place": "/extra"},
+                    INSTALL,
                 ]
             },
             "INSPECT-INSTALLS",
-            "more than once for this interpreter: 0.5.9 in /extra, 0.5.23 in /v/site; the first was checked",
+            "0.5.9 in /extra, 0.5.23 in /v/lib/python3.11/site-packages; the first was checked",
+        ),
+        (
+            {"installs": [INSTALL | {"altered": [["sglang/srt/models/kimi_k25.py", "changed"]]}]},
+            "INSPECT-FILES",
+            "files of SGLang 0.5.23 are not those that were published: sglang/srt/models/kimi_k25.py (changed)",
         ),
         (
             {"paths": [["/opt/patches", "PYTHONPATH"], ["/srv/sglang", "the working directory"]]},
@@ -339,6 +347,9 @@ def test_a_host_says_where_its_code_comes_from(tmp_path: Path) -> None:
     record = site / "sglang-0.5.23.dist-info"
     record.mkdir(parents=True)
     (record / "direct_url.json").write_text('{"url": "file:///opt/my%20sglang", "dir_info": {"editable": true}}')
+    other = site / "flashinfer_python-0.6.8.dist-info"
+    other.mkdir()
+    (other / "direct_url.json").write_text('{"url": "file:///opt/flashinfer", "dir_info": {"editable": true}}')
     (site / "stray.pth").write_text("import os\n# /no\n/opt/patches\n")
     (tmp_path / "w/sglang").mkdir(parents=True)
     (tmp_path / "w/sglang/__init__.py").write_text("")
@@ -348,9 +359,26 @@ def test_a_host_says_where_its_code_comes_from(tmp_path: Path) -> None:
     assert [(item["version"], item["editable"]) for item in found["installs"]] == [("0.5.23", "/opt/my sglang")]
     assert found["paths"] == [
         [f"{tmp_path}/extra", "PYTHONPATH"],
+        ["/opt/flashinfer", "editable installation of flashinfer_python"],
+        ["import os", str(site / "stray.pth")],
         ["/opt/patches", str(site / "stray.pth")],
         [str(tmp_path / "w/sglang"), "the working directory"],
     ]
+
+
+def test_a_changed_byte_of_the_engine_is_named(tmp_path: Path) -> None:
+    site = tmp_path / "v/lib/python3.11/site-packages"
+    (site / "sglang-0.5.23.dist-info").mkdir(parents=True)
+    (site / "sglang/srt").mkdir(parents=True)
+    (site / "sglang/srt/a.py").write_text("a = 1\n")
+    digest = "y3i9ihf3t1H-DUZjNm3LwlcgQDPvfd1ksfKWlXO1suI"  # of that: sha256, urlsafe base64
+    row = f"sglang/srt/a.py,sha256={digest},6\n"
+    (site / "sglang-0.5.23.dist-info/RECORD").write_text(row)
+    paths = host_side.Paths(0, {})
+    assert host_side.engine(str(tmp_path / "v/bin/python"), paths)["installs"][0]["altered"] == []
+    (site / "sglang/srt/a.py").write_text("a = 2\n")
+    altered = host_side.engine(str(tmp_path / "v/bin/python"), paths)["installs"][0]["altered"]
+    assert altered == [["sglang/srt/a.py", "changed"]]
 
 
 def test_changed_files_of_an_editable_installation_are_counted(tmp_path: Path) -> None:
@@ -645,7 +673,7 @@ def server(tmp_path: Path) -> Any:
 
 def look_at(pid: int, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     asked = json.dumps({"unit": "sglang.service", "pid": pid})
-    script = bundle.collector(SCRIPT.read_text())
+    script = sent.program(SCRIPT.read_text(), ["redact", "installed"])
     command = [python, "-I", "-B", "-", asked]
     return subprocess.run(command, input=script, capture_output=True, text=True, check=False, timeout=60)
 

@@ -1,6 +1,6 @@
 """What an SGLang server on this host is, whoever set it up: read-only, bounded, secrets masked before anything leaves.
 
-Sent in one piece with `pivot.redact` (see `pivot.bundle.collector`). Standard library only, Python 3.9.
+Sent in one piece with `pivot.redact` and `pivot.installed` (see `pivot.sent`). Standard library only, Python 3.9.
 Argument: JSON with ``unit`` and ``pid`` (0: found by itself). Prints one JSON object; exits 3 with {"failed": sentence}
 when there is nothing to look at. What cannot be read is named under ``problems`` as [what, sentence].
 """
@@ -10,15 +10,16 @@ import glob
 import http.client
 import json
 import os
+import pathlib
 import re
 import shlex
 import stat
 import subprocess
 import sys
 import urllib.error
-import urllib.parse
 import urllib.request
 
+from pivot import installed
 from pivot.redact import MASK, Redactor, secret_name, secret_values
 
 FAILED = 3
@@ -428,7 +429,8 @@ def engine(python, paths):
             name, _, rest = os.path.basename(path)[: -len(".dist-info")].partition("-")
             if name.lower() == "sglang":
                 version = version or rest
-                installs.append({"version": rest, "place": paths.own(os.path.dirname(path)), **source(path, paths)})
+                site = paths.own(os.path.dirname(path))
+                installs.append({"version": rest, "place": site, "altered": altered(path), **source(path, paths)})
             nccl = nccl or (rest if re.fullmatch(r"nvidia_nccl_cu[0-9]+", name) else "")
             if seen <= MOST_PACKAGES and registers(path):
                 plugins.append(f"{name} {rest}")
@@ -444,15 +446,9 @@ def engine(python, paths):
 
 def source(path, paths):
     """Where the code of an editable installation lies, and how many of its tracked files were changed; else nothing."""
-    try:
-        record = parsed(read(f"{path}/direct_url.json", 1 << 16))
-    except Failed:
+    place = installed.editable(pathlib.Path(path))
+    if not place:
         return {"editable": "", "changed": 0}
-    record = record if isinstance(record, dict) else {}
-    kind, url = record.get("dir_info"), str(record.get("url"))
-    if not isinstance(kind, dict) or not kind.get("editable") or not url.startswith("file://"):
-        return {"editable": "", "changed": 0}
-    place = urllib.parse.unquote(url[len("file://") :])
     # no optional locks: git would otherwise refresh its index, and nothing may change here
     status = run(
         *("git", "--no-optional-locks", "-c", f"safe.directory={paths.place(place)}", "-C", paths.place(place)),
@@ -461,17 +457,25 @@ def source(path, paths):
     return {"editable": place, "changed": len(status.splitlines())}
 
 
+def altered(path):
+    """Files of SGLang that are not as the RECORD of its distribution says, as [path, what]; none without a RECORD."""
+    info = pathlib.Path(path)
+    try:
+        return installed.altered(info.parent, info, "sglang")[:MOST_FILES]
+    except (OSError, ValueError):
+        return []
+
+
 def strays(own, given, paths):
-    """Places of code besides the interpreter's own, as [place, why]: of PYTHONPATH, of .pth files, a directory sglang
-    where the server was started, which -m takes before all others."""
+    """Places of code besides the interpreter's own, as [place, why]: of PYTHONPATH, what `pivot.installed` finds beside
+    the packages, a directory sglang where the server was started, which -m takes before all others."""
     found = [[item, "PYTHONPATH"] for item in given]
     for pattern in own:
-        for path in sorted(glob.glob(f"{glob.escape(paths.root)}{pattern}/*.pth"))[:MOST_FILES]:
-            try:
-                lines = read(path, 1 << 16, whole=False).decode("utf-8", "replace").splitlines()
-            except Failed:
-                continue
-            found += [[line.strip(), paths.own(path)] for line in lines if line.strip().startswith("/")]
+        for site in sorted(glob.glob(f"{glob.escape(paths.root)}{pattern}")):
+            for what, why in installed.elsewhere(pathlib.Path(site)):
+                if why == "editable installation of sglang" or (paths.own(site).startswith("/usr/") and what[0] != "/"):
+                    continue  # told with the installation; a distribution's packages have no RECORD to belong to
+                found.append([what, why if " " in why else f"{paths.own(site)}/{why}"])
     if os.path.isfile(os.path.join(paths.place("sglang"), "__init__.py")):
         found.append([os.path.join(paths.base, "sglang"), "the working directory"])
     return found
