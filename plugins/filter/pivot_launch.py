@@ -1,10 +1,10 @@
-"""Thin adapter: decisions of `pivot.launch` and `pivot.starts` as filters."""
+"""Thin adapter: decisions of `pivot.launch`, `pivot.starts` and `pivot.rollback` as filters."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pivot import drift, launch, nccl, paths, starts
+from pivot import drift, launch, nccl, paths, rollback, starts
 
 
 def check(flags: Mapping[str, Any], environment: Mapping[str, Any], subject: str) -> list[dict[str, str]]:
@@ -56,6 +56,8 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Names as the roles and templates use them."""
         return {
+            "pivot_rollback": rollback.plan,
+            "pivot_rollback_due": rollback.due,
             "pivot_launch_argv": argv,
             "pivot_launch_check": check,
             "pivot_launch_config": launch.config_text,

@@ -199,6 +199,7 @@ VIEW_AND_RESTART = {
     "Config with the layer ids",
     "Unit, environment, firewall and start guard",  # the unit alone: it has the view's path recorded at each start
     "Start and wait for the first token, as the journal shows for unit sglang",
+    "Keep the running set of release, launch configuration and drafter view",
     "Remove drafter views of earlier launches",
 }
 

@@ -1,9 +1,10 @@
 """What an SGLang service is on this host: files, unit, main process, last start. Standard library only, read-only.
 
 argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], space: [directory],
-launch, views, environment: [name], named: [path]}; prints one JSON object. `environment` names the variables whose
-values are wanted: of no other variable the value leaves the host; keys are masked in `texts`. `named` are files that
-the settings name.
+launch, views, environment: [name], own: [name], named: [path], caches, healthy}; prints one JSON object. `environment`
+names the variables whose values are wanted: of no other variable the value leaves the host; `own` are those that the
+unit itself sets; keys are masked in `texts`. `named` are files that the settings name, `caches` the directory with those
+of compiled kernels, one a release, `healthy` the file of sets that were found healthy.
 """
 
 import grp
@@ -21,9 +22,8 @@ MILESTONES = re.compile(
     r"Load weight (begin|end)|fired up and ready|[Gg]raph.*(begin|end)|Error|Exception|error:|sigquit|watchdog"
 )
 
-# beginnings of variables that concern the engine, and those of them that the unit itself sets
+# beginnings of variables that concern the engine
 FAMILIES = ("SGLANG_", "SGL_", "NCCL_", "HF_", "CUDA_", "TORCH", "OMP_", "PYTORCH_", "FLASHINFER_", "TRANSFORMERS_")
-OWN = ("HF_HOME", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def digest(path):
@@ -87,7 +87,7 @@ def show(unit):
     return dict(line.partition("=")[::2] for line in output.splitlines())
 
 
-def process(pid, started, names):
+def process(pid, started, names, own):
     """Command line, wanted variables and what the start recorded, of the running main process."""
     base = pathlib.Path("/proc", str(pid))
     try:
@@ -105,7 +105,7 @@ def process(pid, started, names):
         "argv": command,
         "environment": {name: environment[name] for name in names if name in environment},
         "others": sorted(
-            name for name in environment if name.startswith(FAMILIES) and name not in names and name not in OWN
+            name for name in environment if name.startswith(FAMILIES) and name not in names and name not in own
         ),
         "started": record,
     }
@@ -171,6 +171,29 @@ def engine(python):
     return {"python": str(real / "bin" / pathlib.Path(python).name), "version": version}
 
 
+def left_caches(caches, releases):
+    """Directories of compiled kernels whose release is no more."""
+    try:
+        return sorted(entry.name for entry in pathlib.Path(caches).iterdir() if not (releases / entry.name).exists())
+    except OSError:
+        return []  # none were ever compiled
+
+
+def healthy(path):
+    """The sets that were found healthy, without the texts of their files; with what of each is missing now."""
+    try:
+        kept = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError):
+        return {"sets": [], "left": [], "going": None}
+    for each in kept["sets"]:
+        del each["files"]
+        view = each["view"] or {"path": None, "links": {}}
+        needed = [each["release"], each["about"]["model"], *view["links"].values()]
+        each["missing"] = [place for place in needed if not os.path.exists(place)]
+        each["view"] = view["path"]
+    return kept
+
+
 def main():
     """Gather and print."""
     given = json.loads(sys.argv[1])
@@ -183,9 +206,12 @@ def main():
         user = False
     drop_ins = [pathlib.Path(path).name for path in unit.get("DropInPaths", "").split()]
     found = engine(given["python"])
+    release = pathlib.Path(found["python"] or given["python"]).parent.parent
     result = {
         "engine": found,
-        "release": digest(pathlib.Path(found["python"] or given["python"]).parent.parent / "release.json"),
+        "release": digest(release / "release.json"),
+        "caches": left_caches(given["caches"], release.parent),
+        "healthy": healthy(given["healthy"]),
         "user": user,
         "files": {path: digest(path) for path in given["files"]},
         "modes": {path: mode(path) for path in given["modes"]},
@@ -195,7 +221,7 @@ def main():
         "view": text(pathlib.Path(running_view(given["views"], given["launch"]), "config.json")),
         "unit": unit,
         "drop_ins": drop_ins,
-        "running": process(pid, given["started"], given["environment"]) if pid else None,
+        "running": process(pid, given["started"], given["environment"], given["own"]) if pid else None,
         "journal": journal(unit.get("InvocationID")),
         "named": {path: seen(path, given["user"]) for path in given["named"]},
         "interpreter": sys.executable,
