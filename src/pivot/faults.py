@@ -42,6 +42,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "ENGINE": ("The engine on a host", "a host, or a wheel"),
     "WEIGHTS": ("Weights on a host", "a host"),
     "SERVER": ("The server on a host", "a host"),
+    "ROLLBACK": ("Going back", "a host"),
     "HEALTH": ("Answers of the server", "a host"),
     "PROBE": ("The debug probe", "a host"),
     "WIRE": ("What the probe saw", "a record of the probe, or a host"),

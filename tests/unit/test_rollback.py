@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,9 +82,8 @@ def test_a_plan_says_from_where_to_where():
         "from B with /models/t, drafter /models/d (healthy at 2026-11-30T00:00:00Z)"
         " back to A with /models/t, drafter /models/d (healthy at 2026-11-30T00:00:00Z)"
     )
-    assert rollback.plan(state("AB", "X"), "h")["text"].startswith(
-        "from what is there now, which was never found healthy"
-    )
+    unknown = rollback.plan(state("AB", "X"), "h")
+    assert unknown["text"].startswith("from what is there now, which was never found healthy back to B")
 
 
 def test_a_rollback_that_was_interrupted_after_its_restart_needs_no_other():
@@ -314,4 +312,3 @@ def test_the_program_is_run_as_the_role_runs_it(place):
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"restored": first}
     ast.parse(text, feature_version=(3, 9))
-    assert os.geteuid() == 0  # it gives files back to their owners
