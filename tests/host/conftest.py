@@ -35,7 +35,7 @@ CONNECTION = (
     *("ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_ssh_extra_args"),
 )
 WANTED = (
-    *("sglang_engine_root", "sglang_engine_version", "sglang_engine_accelerator"),
+    *("sglang_engine_root", "sglang_engine_version", "sglang_engine_accelerator", "sglang_engine_patches"),
     *("model_weights_root", "model_weights_models"),
     *("sglang_server_name", "sglang_server_user", "sglang_server_config_dir", "sglang_server_host"),
     *("sglang_server_port", "sglang_server_api_key", "sglang_server_accelerator", "sglang_server_environment"),

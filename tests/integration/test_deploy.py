@@ -91,7 +91,7 @@ def test_check_mode_on_a_deployed_host_reports_no_change(deployed, controller):
     assert run.changed_tasks() == []
 
 
-def test_no_secret_is_printed_or_visible_in_processes(deployed, lab, controller, host):
+def test_no_secret_is_printed_or_visible_in_processes_there_and_back(deployed, lab, controller, host):
     # another max-running-requests makes launch.yaml and the service change under the eyes of -vvv --diff
     changed = ROOT / ".lab/more-requests.yml"
     values = yaml.safe_load((ROOT / "inventory/lab/group_vars/inference/server.yml").read_text())
@@ -101,8 +101,12 @@ def test_no_secret_is_printed_or_visible_in_processes(deployed, lab, controller,
     run = controller.play("deploy.yml", "--diff", "-e", f"@{changed}", verbosity=3)
     assert run.status == "successful", run.output[-4000:]
     assert "+max-running-requests: 3" in run.output
-    back = controller.play("deploy.yml", "--diff", verbosity=3)
+    back = controller.play("playbooks/rollback.yml", "--diff", verbosity=3)
     assert back.status == "successful", back.output[-4000:]
+    assert "back to 0.5.23-cpu-" in back.output
+    # what was healthy before is what the inventory wants, to the last byte
+    still = controller.play("playbooks/serve.yml")
+    assert (still.status, still.changed_tasks()) == ("successful", [])
     processes = host.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '") + host.run(
         "systemctl show sglang; systemctl cat sglang"
     )

@@ -1,10 +1,10 @@
 """What an SGLang service is on this host: files, unit, main process, last start. Standard library only, read-only.
 
-argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], space: [directory],
-launch, views, environment: [name], own: [name], named: [path], caches, healthy}; prints one JSON object.
-`environment` names the variables whose values are wanted: of no other variable the value leaves the host; `own` are those that the
-unit itself sets; keys are masked in `texts`. `named` are files that the settings name, `caches` the directory with those
-of compiled kernels, one a release, `healthy` the file of sets that were found healthy.
+argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], space: [directory], launch,
+views, environment: [name], own: [name], named: [path], caches, healthy}; prints one JSON object. `environment` names
+variables whose values are wanted: of no other one the value leaves the host; `own` are those that the unit itself sets.
+Keys are masked in `texts`. `named` are files that the settings name, `caches` the directory with those of compiled
+kernels, one a release, `healthy` the file of sets that were found healthy.
 """
 
 import grp
