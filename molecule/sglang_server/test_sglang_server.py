@@ -90,6 +90,27 @@ def test_it_was_started_with_what_lies_on_disk(host: Any, service: Any) -> None:
         assert started[path] == host.file(path).sha256sum
 
 
+def test_compiled_kernels_lie_with_their_release(host: Any, pid: str) -> None:
+    release = Path(host.check_output("readlink -e /opt/sglang/current")).name
+    place = f"/var/cache/llm/releases/{release}"
+    environment = dict(
+        item.split("=", 1)
+        for item in host.check_output(f"tr '\\0' '\\n' </proc/{pid}/environ").splitlines()
+        if "=" in item
+    )
+    names = ("FLASHINFER_WORKSPACE_BASE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "SGLANG_DG_CACHE_DIR")
+    assert {name for name in names if environment[name].startswith(place)} == set(names)
+    assert (host.file(place).user, host.file(place).mode) == ("llm", 0o750)
+
+
+def test_what_was_healthy_is_kept_for_root_alone_and_without_the_key(host: Any, service: Any) -> None:
+    kept = host.file("/etc/llm/healthy.json")
+    assert (kept.user, kept.mode) == ("root", 0o600)
+    assert KEY not in kept.content_string
+    newest = json.loads(kept.content_string)["sets"][-1]
+    assert newest["started"] == json.loads(host.file("/run/llm/started.json").content_string)
+
+
 HARD = yaml.safe_load(Path(__file__).with_name("files").joinpath("hard.yml").read_text())
 
 
