@@ -104,7 +104,7 @@ def test_compiled_kernels_lie_with_their_release(host: Any, pid: str) -> None:
 
 
 def test_what_was_healthy_is_kept_for_root_alone_and_without_the_key(host: Any, service: Any) -> None:
-    kept = host.file("/etc/llm/healthy.json")
+    kept = host.file("/var/lib/pivot/llm/healthy.json")
     assert (kept.user, kept.mode) == ("root", 0o600)
     assert KEY not in kept.content_string
     newest = json.loads(kept.content_string)["sets"][-1]

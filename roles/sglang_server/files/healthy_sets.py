@@ -47,7 +47,8 @@ def write(path, text, mode, user=0, group=0):
 
 
 def keep(kept, history):
-    """Write what is kept."""
+    """Write what is kept, in a directory of root's."""
+    Path(kept).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write(kept, json.dumps(history, indent=1), 0o600)
 
 
