@@ -175,7 +175,7 @@ esac
     )
     tool.chmod(0o755)
     monkeypatch.setattr(index_lock.sys, "executable", str(tool.parent / "python"))
-    monkeypatch.setattr(index_lock.wheelhouse, "pip_setting", lambda _: [])
+    monkeypatch.setattr(index_lock.downloads, "pip_setting", lambda _: [])
     monkeypatch.setenv("UV_CONSTRAINT", "/somewhere")
     source = tmp_path / "x.in"
     source.write_text("# target: python 3.12, x86_64, glibc 2.39\na\n")
