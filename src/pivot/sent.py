@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-
 # what such a module itself imports of this package, in the order of those imports
 NEEDS = {"redact": ("secret_names", "secret_shapes")}
 
