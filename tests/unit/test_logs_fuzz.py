@@ -79,6 +79,7 @@ def summary(log: server_log.ServerLog) -> object:
 @given(st.binary(max_size=2000) | spoiled())
 @example(b"[] [")
 @example(b"Decode batch, #running-req: 0, #token: 1, accept len: 1e5,")
+@example(b"Subprocess \x00 (pid=0) crashed with exit code 0")
 @example(b"h:1:2 [3] NCCL INFO comm rank 1 nranks 99999999 Init COMPLETE")
 def test_no_reader_stumbles_and_every_log_has_a_diagnosis(raw: bytes) -> None:
     log = server_log.ServerLog().read(io.BytesIO(raw))
