@@ -35,7 +35,7 @@ BUSY = 60.0  # a decode line this recent says that the server works, whatever /h
 # do not make a served answer bad
 MEANT = frozenset(row[1] for row in ASIDE).union(
     ["DIAG-LOG-GAP", "DIAG-GPU-ECC", "DIAG-HEALTH-SLOW", "DIAG-NCCL-SILENT", "DIAG-FLIGHT-EMPTY"],
-    ["DIAG-PCIE-LINK", "DIAG-PCIE-WIDTH", "DIAG-BAR1"],
+    ["DIAG-DEVICE-LATE", "DIAG-PCIE-LINK", "DIAG-PCIE-WIDTH", "DIAG-BAR1"],
 )
 
 
