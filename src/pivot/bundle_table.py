@@ -150,7 +150,10 @@ def _system(group: str) -> list[Item]:
 
 
 def node_table(container: str, facts: str) -> list[dict[str, Any]]:
-    """What is collected of a Proxmox node. container: the id there, "" for none; facts: the script that gathers a node's facts."""
+    """What is collected of a Proxmox node.
+
+    container: its id there, "" for none; facts: text of the script that gathers a node's facts.
+    """
     journal = ("journalctl", "--quiet", "--no-pager", "--utc", "--output=short-iso-precise", "--boot")
     unit = f"--unit=pve-container@{container}.service"
     rows = [
