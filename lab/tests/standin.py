@@ -12,7 +12,7 @@ import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from pivot_lab import api, credentials
+from pivot_lab import api, credentials, guests
 from pivot_lab.layout import Layout
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.backend = Dummy()
-        self.guests = api.Guests(directory / "guests.json")
+        self.guests = guests.Guests(directory / "guests.json", directory / "pve/lxc")
         self.pve = api.make(
             self.backend,
             self.guests,

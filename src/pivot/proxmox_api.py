@@ -200,6 +200,10 @@ class Container:
 
     # --- looking
 
+    def release(self) -> str:
+        """The release of Proxmox VE, for example ``9.2.11``."""
+        return str(self.session.get("version").get("version", ""))
+
     def config(self) -> dict[str, Any] | None:
         """The configuration with pending changes applied, None when the node has no such container."""
         try:
@@ -246,7 +250,11 @@ class Container:
 
     def running(self) -> bool:
         """Whether it runs now."""
-        return bool(self.session.get(f"{self.path}/status/current")["status"] == "running")
+        return bool(self.status()["status"] == "running")
+
+    def status(self) -> dict[str, Any]:
+        """What the node says of it at the moment."""
+        return dict(self.session.get(f"{self.path}/status/current"))
 
     def pending(self) -> list[str]:
         """Keys whose change waits for a restart."""
@@ -307,18 +315,24 @@ class Container:
         self.session.patiently(attempt)
 
     def power(self, action: str, **body: Any) -> None:
-        """``start`` or ``shutdown``, and wait until it is done."""
+        """``start`` or ``shutdown``, and wait until it is done. body: may give a shutdown its timeout in seconds."""
+        seconds = max(self.task_seconds, float(body.get("timeout", 0)) + PATIENCE_SECONDS)
+        wanted = "running" if action == "start" else "stopped"
 
         def attempt() -> None:
             try:
                 upid = self.session.send("post", f"{self.path}/status/{action}", **body)
             except UnclearError:
-                if self.running() != (action == "start"):
+                if self.status()["status"] != wanted:
                     raise
             else:
-                self.wait(upid)
+                self.wait(upid, seconds)
 
         self.session.patiently(attempt)
+        status = self.status()
+        if status["status"] != wanted and (status.get("ha") or {}).get("managed"):
+            # the task only asked the cluster's high availability for it
+            self._until(lambda: self.status()["status"] == wanted, f"high availability did not {action} it", seconds)
 
     def destroy(self) -> None:
         """Destroy the stopped container and its volumes, and its place in backup and replication jobs."""
@@ -345,8 +359,8 @@ class Container:
 
         self._until(unlocked, f"container {self.vmid} is still locked by another task")
 
-    def wait(self, upid: str) -> None:
-        """Wait for a task; raises ApiError with the end of its log when it failed."""
+    def wait(self, upid: str, seconds: float | None = None) -> None:
+        """Wait for a task; raises ApiError with the end of its log when it failed. seconds: if not task_seconds."""
         path = f"nodes/{self.node}/tasks/{upid}"
         status: dict[str, Any] = {}
 
@@ -354,7 +368,7 @@ class Container:
             status.update(self.session.get(f"{path}/status"))
             return status.get("status") == "stopped"
 
-        self._until(stopped, f"task {upid} did not end")
+        self._until(stopped, f"task {upid} did not end", seconds)
         result, kind = str(status.get("exitstatus", "")), str(status.get("type", "task"))
         if result == "OK":
             return
@@ -366,11 +380,12 @@ class Container:
         message = f"{kind} succeeded with a warning: {said}"
         self.notices.append(Finding("PVE-TASK-WARNING", Severity.INFO, self.subject, message, fix))
 
-    def _until(self, done: Callable[[], bool], failure: str) -> None:
-        end = time.monotonic() + self.task_seconds
+    def _until(self, done: Callable[[], bool], failure: str, seconds: float | None = None) -> None:
+        patience = self.task_seconds if seconds is None else seconds
+        end = time.monotonic() + patience
         while not done():
             if time.monotonic() > end:
-                message = f"{failure} within {self.task_seconds:.0f} s"
+                message = f"{failure} within {patience:.0f} s"
                 fix = "look at the task on the node, then run the play again"
                 raise ApiError(Finding("PVE-TIMEOUT", Severity.ERROR, self.subject, message, fix))
             time.sleep(POLL_SECONDS)

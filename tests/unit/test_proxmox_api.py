@@ -13,7 +13,7 @@ from pivot.proxmox_ensure import Request, ensure
 
 ACCESS = Access("pve1", 8006, "root@pam", None, password="made-up")
 WANTED = {"hostname": "llm01", "ostemplate": "local:vztmpl/x", "rootfs": "ct:8", "memory": "2048", "cores": "2"}
-RUNNING = {"hostname": "llm01", "memory": 2048, "cores": 2, "digest": "d1"}
+RUNNING = {"hostname": "llm01", "memory": 2048, "cores": 2, "unprivileged": 1, "digest": "d1"}
 
 
 class Remembering(Container):
@@ -25,6 +25,9 @@ class Remembering(Container):
         self._config, self._running, self._pending, self._taken = config, running, list(pending), taken
         self.sent = []
         self.used = {"192.0.2.7"}
+
+    def release(self):
+        return "9.2.11"
 
     def config(self):
         return self._config
@@ -584,9 +587,8 @@ def test_a_removed_device_is_for_root_too():
 
 def test_root_itself_and_a_token_with_nothing_special_send_everything_themselves():
     assert run(Remembering(None), FOR_ROOT).deferred is None
-    assert (
-        run(Remembering(None), {**WANTED, "features": "nesting=1"}, is_root=False, root_via="ticket").deferred is None
-    )
+    plain = {**WANTED, "features": "nesting=1", "unprivileged": "1"}
+    assert run(Remembering(None), plain, is_root=False, root_via="ticket").created
 
 
 # --- cards
@@ -616,3 +618,121 @@ def test_a_card_in_raw_lines_counts():
     raw = [["lxc.mount.entry", "/dev/nvidia0 dev/nvidia0 none bind,optional,create=file"]]
     container = Remembering(None, others={7: {"hostname": "a", "lxc": raw}})
     assert run(container, {**WANTED, "dev0": "/dev/nvidia0"}).refused
+
+
+# --- raw lines, which only the node's file takes
+
+MEMLOCK = ("lxc.prlimit.memlock", "unlimited")
+OLD = ["lxc.prlimit.memlock", "65536"]
+
+
+def test_a_new_container_waits_for_its_raw_lines_before_it_is_started():
+    container = Remembering(None)
+    outcome = run(container, raw=(MEMLOCK,))
+    assert outcome.raw.as_dict() == {"remove": [], "add": [list(MEMLOCK)]}
+    assert (outcome.started, container.sent) == (True, ["create"])
+    assert outcome.after["lxc"] == "lxc.prlimit.memlock: unlimited"
+
+
+def test_raw_lines_need_consent_to_a_restart_and_the_start_comes_after_them():
+    container = Remembering({**RUNNING, "lxc": [OLD]})
+    outcome = run(container, raw=(MEMLOCK,))
+    assert [finding.code for finding in outcome.findings] == ["PVE-RESTART-NEEDED"]
+    assert "lxc.prlimit.memlock" in outcome.findings[0].message
+    assert container.sent == []
+    for check in (True, False):
+        outcome = run(container, raw=(MEMLOCK,), allow_restart=True, check=check)
+        assert (outcome.changed, outcome.restarted) == (True, True)
+        assert outcome.raw.as_dict() == {"remove": [OLD], "add": [list(MEMLOCK)]}
+        assert (outcome.before, outcome.after) == (
+            {"lxc": "lxc.prlimit.memlock: 65536"},
+            {"lxc": "lxc.prlimit.memlock: unlimited"},
+        )
+    assert container.sent == ["shutdown"]
+    run(container, raw=(MEMLOCK,), power_only=True)
+    assert container.sent == ["shutdown", "start"]
+
+
+def test_raw_lines_that_stand_there_change_nothing_and_others_are_kept():
+    container = Remembering({**RUNNING, "lxc": [list(MEMLOCK), ["lxc.tty.max", "4"]]})
+    assert not run(container, raw=(MEMLOCK,)).changed
+    assert run(container, remove=("lxc.tty.max",), allow_restart=True).raw.remove == (("lxc.tty.max", "4"),)
+
+
+def test_raw_lines_that_proxmox_would_drop_are_refused_before_anything_is_sent():
+    container = Remembering(None)
+    outcome = run(container, raw=(("lxc.prlimits.memlock", "1"),))
+    assert [finding.code for finding in outcome.findings] == ["PVE-RAW-LINE"]
+    assert container.sent == []
+
+
+def test_a_token_with_nobody_on_the_node_is_refused_raw_lines_too():
+    (finding,) = run(Remembering(None), raw=(MEMLOCK,), is_root=False, root_via="ticket").findings
+    assert finding.code == "PVE-ROOT-ONLY"
+    assert "lxc.prlimit.memlock" in finding.message
+
+
+def test_a_card_in_wanted_raw_lines_is_nobody_elses():
+    container = Remembering(RUNNING, others={7: {"hostname": "a", "dev3": "/dev/nvidia1"}})
+    line = ("lxc.mount.entry", "/dev/nvidia1 dev/nvidia1 none bind,optional,create=file")
+    outcome = run(container, raw=(line,), allow_restart=True)
+    assert [finding.code for finding in outcome.findings] == ["PVE-GPU-TAKEN"]
+
+
+# --- what pct finds, and what high availability does later
+
+
+def test_pct_has_to_find_the_configuration_that_it_was_made_for():
+    container = Remembering(None)
+    outcome = run(container, {**FOR_ROOT, "digest": "d7"}, is_root=False, root_via="pct")
+    assert outcome.digest == "d7"
+    assert proxmox.pct_arguments(outcome.deferred, outcome.digest)[-2:] == ["--digest", "d7"]
+    assert run(Remembering(None), FOR_ROOT, is_root=False, root_via="pct", check=True).digest == ""
+
+
+def test_an_unknown_release_is_said_once():
+    class Old(Remembering):
+        def release(self):
+            return "8.1.4"
+
+    assert [finding.code for finding in run(Old(RUNNING)).findings] == ["PVE-RELEASE"]
+    assert run(Old(RUNNING), power_only=True).findings == []
+    assert run(Remembering(RUNNING)).findings == []
+
+
+def status(now, managed=1):
+    return {"status": now, "ha": {"managed": managed}}
+
+
+def test_a_start_that_high_availability_makes_later_is_waited_for():
+    session = Scripted(
+        {START: "UPID:x", STATUS: [status("stopped"), status("stopped"), status("running")], **task("OK")}
+    )
+    Container(session, "pve1", 101).power("start")
+    assert [call[1] for call in session.calls].count(STATUS) == 3
+
+
+def test_without_high_availability_the_task_is_the_end():
+    session = Scripted({START: "UPID:x", STATUS: status("stopped", managed=0), **task("OK")})
+    Container(session, "pve1", 101).power("start")
+    assert [call[1] for call in session.calls].count(STATUS) == 1
+
+
+def test_a_start_that_high_availability_never_makes_is_reported():
+    container = Container(Scripted({START: "UPID:x", STATUS: status("stopped"), **task("OK")}), "pve1", 101)
+    container.task_seconds = 0.02
+    with pytest.raises(ApiError) as caught:
+        container.power("start")
+    assert caught.value.finding.code == "PVE-TIMEOUT"
+    assert "high availability" in caught.value.finding.message
+
+
+def test_a_shutdown_is_waited_for_as_long_as_it_was_given():
+    session = Scripted({"nodes/pve1/lxc/101/status/shutdown": "UPID:x", STATUS: status("stopped"), **task("OK")})
+    waited = []
+    container = Container(session, "pve1", 101)
+    container.wait = lambda upid, seconds: waited.append(seconds)
+    container.task_seconds = 10
+    container.power("shutdown", timeout=180)
+    container.power("shutdown")
+    assert waited == [180.1, 10]
