@@ -29,6 +29,8 @@ CREATE_ONLY = frozenset({"ostemplate", "rootfs", "ssh-public-keys", "unprivilege
 SECRET = frozenset({"password", "ssh-public-keys"})
 # changes of these only take effect in a stopped container
 COLD_FAMILIES = frozenset({"dev", "features", "mp"})
+# a running container lets these wait for its next start, whatever they are
+WAITING_KEYS = frozenset({"nameserver", "searchdomain"})
 GPU = re.compile(r"/dev/nvidia\d+$|/dev/dri/renderD\d+$")
 SHARED_TAG = "gpu-shared"
 # releases whose API this was written for; all that is recorded is 9.2.11

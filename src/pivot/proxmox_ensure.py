@@ -181,7 +181,7 @@ def _update(container: Container, request: Request, actual: Mapping[str, Any], *
     outcome.findings += _root_refused(container, request, [*for_root, *([] if request.is_root else raw.keys)])
     if raw.add or any(family(key) == "dev" for key in plan.set):
         outcome.findings += _cards(container, request, request.wanted)
-    waiting = container.pending() if running else []
+    waiting = sorted({*container.pending(), *(proxmox.WAITING_KEYS & set(plan.keys))}) if running else []
     outcome.restarted = running and (
         request.state == "restarted"
         or (
@@ -247,7 +247,8 @@ def _settle(container: Container, request: Request, outcome: Outcome) -> None:
         container.power("shutdown", timeout=request.shutdown_seconds)
         container.power("start")
         outcome.restarted = True
-    elif waiting and not any(finding.code == "PVE-PENDING" for finding in outcome.findings):
+    elif waiting:
+        outcome.findings = [finding for finding in outcome.findings if finding.code != "PVE-PENDING"]
         outcome.findings.append(_pending(container, waiting))
 
 
