@@ -22,6 +22,8 @@ from .faults import WANTED, Faults, answered, expired, reset, run, settled, work
 from .standin import PASSWORD
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .standin import Server
 
 LOCKED = "can't lock file '/run/lock/lxc/pve-config-101.lock' - got timeout"
@@ -215,3 +217,35 @@ def test_nothing_that_was_sent_is_told(server: Server, faults: Faults) -> None:
         run(server, {**WANTED, "password": "never-to-be-shown"})
     assert "never-to-be-shown" not in json.dumps(caught.value.finding.as_dict())
     assert PASSWORD not in repr(Access("h", 1, "root@pam", None, password=PASSWORD))
+
+
+def page(status: int, text: str) -> Callable[[web.Request, Any], Any]:
+    """What a proxy, or another service, says in the API's place."""
+
+    async def fault(request: web.Request, handler: Any) -> web.Response:
+        return web.Response(status=status, text=text, content_type="text/html")
+
+    return fault
+
+
+STRANGE = [("GET", "/version"), ("POST", "/access/ticket"), ("POST", CREATE), ("GET", CONFIG)]
+
+
+@pytest.mark.parametrize(("method", "path"), STRANGE)
+@pytest.mark.parametrize("text", ["<html>Sign in</html>", "{}", "[]", "null", ""])
+def test_what_is_no_answer_of_the_api_is_one_sentence(
+    server: Server, faults: Faults, method: str, path: str, text: str
+) -> None:
+    faults.plan(method, path, page(200, text), 99)
+    with pytest.raises(ApiError) as caught:
+        run(server)
+    assert caught.value.finding.code == "PVE-ANSWER"
+    settled(server)
+
+
+@pytest.mark.parametrize(("method", "path"), STRANGE)
+def test_a_proxys_page_without_its_node_is_waited_for(server: Server, faults: Faults, method: str, path: str) -> None:
+    faults.plan(method, path, page(502, "<html>Bad Gateway</html>"), 1)
+    assert run(server).created
+    assert faults.left == 0
+    settled(server)

@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import hashlib
 import os
+import re
 import socket
 import tempfile
 import time
@@ -96,7 +97,7 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
     except ResourceException as error:
         raise _refused(subject, error) from error
     except AuthenticationError as error:
-        raise ApiError(explain(subject, 401, "authentication failure")) from error
+        raise _no_login(subject, error) from error
     except requests.exceptions.SSLError as error:
         raise ApiError(
             Finding(
@@ -107,17 +108,12 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
                 "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca",
             )
         ) from error
+    except requests.exceptions.JSONDecodeError as error:
+        raise _strange(subject, where) from error
     except requests.exceptions.RequestException as error:
-        raise UnclearError(
-            Finding(
-                "PVE-UNREACHABLE",
-                Severity.ERROR,
-                subject,
-                f"{where} does not answer ({type(error).__name__})",
-                "check proxmox_container_api_host and _port and that pveproxy runs there; in the lab: make lab-up",
-            ),
-            again=True,
-        ) from error
+        raise _unreachable(subject, where, error) from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # the client looked into what is no answer
+        raise _strange(subject, where) from error
     except OSError as error:  # requests looks for the authority's file itself
         raise ApiError(
             Finding(
@@ -130,10 +126,35 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
         ) from error
 
 
+def _strange(subject: str, where: str) -> ApiError:
+    message = f"{where} answers, but not as the Proxmox API does"
+    fix = (
+        "check proxmox_container_api_host and _port and what stands between (another service, a proxy's page); an "
+        "account with a second factor cannot log in with its password: use a token"
+    )
+    return ApiError(Finding("PVE-ANSWER", Severity.ERROR, subject, message, fix))
+
+
+def _no_login(subject: str, error: AuthenticationError) -> ApiError:
+    """A login that failed; proxmoxer says so whatever the answer was."""
+    code = re.search(r"code: (\d{3})", str(error))
+    if code and int(code[1]) >= 500:
+        return UnclearError(explain(subject, int(code[1]), "nobody could log in"), again=True)
+    return ApiError(explain(subject, 401, "authentication failure"))
+
+
+def _unreachable(subject: str, where: str, error: Exception) -> UnclearError:
+    message = f"{where} does not answer ({type(error).__name__})"
+    fix = "check proxmox_container_api_host and _port and that pveproxy runs there; in the lab: make lab-up"
+    return UnclearError(Finding("PVE-UNREACHABLE", Severity.ERROR, subject, message, fix), again=True)
+
+
 def _refused(subject: str, error: ResourceException) -> ApiError:
     """A refusal; what is no plain 4xx may have done its work all the same (field case B04)."""
     reason = error.content or error.status_message
-    finding = explain(subject, error.status_code, reason, error.errors)
+    given = error.errors if isinstance(error.errors, Mapping) else {}
+    errors = {key: text for key, text in given.items() if isinstance(text, str)}  # bytes: a proxy's page
+    finding = explain(subject, error.status_code, reason, errors)
     if 400 <= error.status_code < 500:
         return ApiError(finding)
     return UnclearError(finding, again=transient(error.status_code, reason))
@@ -170,10 +191,17 @@ class Session:
                 time.sleep(pause)
                 pause *= 2
 
+    def _connected(self) -> ProxmoxAPI:
+        try:
+            return self.access.connect(self.subject)
+        except UnclearError as error:
+            self._reached |= error.finding.code != "PVE-UNREACHABLE"
+            raise
+
     def _call(self, method: str, path: str, parameters: Mapping[str, Any]) -> Any:
         fresh = self._api is None
         if self._api is None:
-            self._api = self.access.connect(self.subject)
+            self._api = self._connected()
         with translated(self.subject, f"{self.access.host}:{self.access.port}"):
             try:
                 answer = getattr(self._api(path), method)(**parameters)
@@ -184,6 +212,8 @@ class Session:
                     raise
             else:
                 self._reached = True
+                if isinstance(answer, Mapping) and isinstance(answer.get("errors"), bytes):  # proxmoxer's for no JSON
+                    raise TypeError("no JSON")
                 return answer
         self._api = None
         return self._call(method, path, parameters)

@@ -4,6 +4,7 @@ import io
 
 import pytest
 import requests
+from proxmoxer.backends.https import AuthenticationError
 from proxmoxer.core import ResourceException
 
 from pivot import proxmox, proxmox_api
@@ -177,6 +178,12 @@ def test_a_stopped_container_is_started():
         (requests.exceptions.ConnectionError("refused"), "PVE-UNREACHABLE"),
         (OSError("Could not find a suitable TLS CA certificate bundle"), "PVE-CERTIFICATE"),
         (ResourceException(403, "Forbidden", ""), "PVE-FORBIDDEN"),
+        (ResourceException(502, "Bad Gateway", "", {"errors": b"<html>"}), "PVE-REFUSED"),  # a proxy's page
+        (requests.exceptions.JSONDecodeError("x", "", 0), "PVE-ANSWER"),
+        (KeyError("data"), "PVE-ANSWER"),
+        (AuthenticationError("Couldn't authenticate user: x to y code: 401"), "PVE-LOGIN"),
+        (AuthenticationError("Couldn't authenticate user: x to y code: 595"), "PVE-NODE-OFFLINE"),
+        (AuthenticationError("Couldn't authenticate user: missing Two Factor Authentication (TFA)"), "PVE-LOGIN"),
     ],
 )
 def test_what_the_client_raises_becomes_one_finding(raised, code):
