@@ -37,18 +37,30 @@ class Faults:
         self.clear()
 
     def clear(self) -> None:
-        self.method, self.path, self.left = "", "", 0
+        self.method, self.path, self.left, self.after = "", "", 0, 0
         self.fault: Callable[[web.Request, Any], Any] | None = None
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
 
     def plan(self, method: str, path: str, fault: Callable[[web.Request, Any], Any], times: int = 1) -> None:
         self.method, self.path, self.fault, self.left = method, path, fault, times
 
+    def plan_nth(self, number: int, fault: Callable[[web.Request, Any], Any]) -> None:
+        """One fault at a call that is known by its number alone, from 0; the login counts."""
+        self.plan("", "", fault)
+        self.after = number
+
+    def meant(self, request: web.Request) -> bool:
+        """Whether the fault is for this call."""
+        if self.left and self.after:
+            self.after -= 1
+            return False
+        return bool(self.left) and self.method in ("", request.method) and request.path.endswith(self.path)
+
     @web.middleware
     async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
         body = dict(await request.post()) if request.method in ("POST", "PUT") else dict(request.query)
         self.calls.append((request.method, request.path.removeprefix("/api2/json"), body))
-        if self.left and self.fault and request.method == self.method and request.path.endswith(self.path):
+        if self.fault and self.meant(request):
             self.left -= 1
             response: web.StreamResponse = await self.fault(request, handler)
             return response
