@@ -20,7 +20,9 @@ def strings(fields: dict[str, st.SearchStrategy[str]], first: st.SearchStrategy[
         items = items[turn % len(items) :] + items[: turn % len(items)] if items else items
         return ",".join([*([lead] if lead else []), *items])
 
-    return st.tuples(first or st.none(), st.fixed_dictionaries({}, optional=fields), st.integers(0, 5)).map(joined)
+    return st.tuples(
+        st.none() if first is None else first, st.fixed_dictionaries({}, optional=fields), st.integers(0, 5)
+    ).map(joined)
 
 
 DEVICE = strings(
