@@ -296,11 +296,11 @@ class Container:
         """Create it and wait. A call after which the wanted container exists all the same is a success."""
 
         def attempt() -> None:
-            begin = int(time.time()) - 1
+            earlier = set(self._creations())
             try:
                 upid = self.session.send("post", f"nodes/{self.node}/lxc", vmid=self.vmid, **wanted)
             except UnclearError:
-                if not self._came_to_be(wanted["hostname"], begin):
+                if not self._came_to_be(wanted["hostname"], earlier):
                     raise
             else:
                 self.wait(upid)
@@ -308,13 +308,18 @@ class Container:
         with serialised(self.session.access.host, self.node):
             self.session.patiently(attempt)
 
-    def _came_to_be(self, hostname: str, begin: int) -> bool:
+    def _creations(self) -> list[str]:
+        """Tasks of the node that made a container of this id, or still do: known by name, as two clocks may differ."""
+        tasks = self.session.get(f"nodes/{self.node}/tasks", vmid=self.vmid, source="all")
+        return [str(task["upid"]) for task in tasks if task.get("type") == "vzcreate"]
+
+    def _came_to_be(self, hostname: str, earlier: set[str]) -> bool:
         """Whether a create whose answer was lost made, or makes, our container; raises for anybody else's."""
         end = time.monotonic() + SHOW_SECONDS
         while True:
-            for task in self.session.get(f"nodes/{self.node}/tasks", vmid=self.vmid, source="all"):
-                if task.get("type") == "vzcreate" and int(task.get("starttime", 0)) >= begin:
-                    self.wait(task["upid"])
+            for upid in self._creations():
+                if upid not in earlier:
+                    self.wait(upid)
             actual = self.config()
             if actual is not None:
                 owner = proxmox.owner_finding(self.subject, self.vmid, hostname, actual)

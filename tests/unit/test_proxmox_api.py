@@ -317,12 +317,23 @@ def test_a_create_that_never_began_is_sent_again():
     assert len(posts(session)) == 2
 
 
+def made(upid="UPID:x"):
+    return [{"type": "vzcreate", "starttime": 1, "upid": upid}]
+
+
 def test_a_create_whose_task_still_works_is_waited_for():
-    working = [{"type": "vzcreate", "starttime": 4102444800, "upid": "UPID:x"}]
-    session = creating(lost("Connection refused", 595), [absent(), {"hostname": "llm01"}], [working])
+    session = creating(lost("Connection refused", 595), [absent(), {"hostname": "llm01"}], [[], made()])
     Container(session, "pve1", 101).create(WANTED)
     assert len(posts(session)) == 1
     assert ("get", f"{TASK}/status", {}) in session.calls
+
+
+def test_a_task_that_made_the_container_earlier_is_not_taken_for_this_one():
+    """Whatever the node's clock says: it may be minutes off the controller's."""
+    session = creating([lost(LOCK), "UPID:x"], absent(), [made("UPID:old")])
+    Container(session, "pve1", 101).create(WANTED)
+    assert len(posts(session)) == 2
+    assert not [path for _, path, _ in session.calls if "UPID:old" in path]
 
 
 def test_a_refused_create_is_not_sent_again():
