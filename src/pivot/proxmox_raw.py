@@ -18,7 +18,7 @@ Line = tuple[str, str]
 """Key and value."""
 VARIABLE = "proxmox_container_lxc"
 # what pve-container reads (is_valid_lxc_conf_key); it drops every other line when it next writes the file
-FREE = ("lxc.cgroup.", "lxc.cgroup2.", "lxc.prlimit.", "lxc.net.")
+FREE = ("lxc.cgroup2.", "lxc.prlimit.", "lxc.net.")
 KEYS = frozenset(
     f"lxc.{name}"
     for name in (
@@ -106,6 +106,8 @@ def _wrong(key: str, value: str) -> Iterator[tuple[str, str]]:
             f"{key} is Proxmox's own",
             "leave it out; proxmox_container_storage and _rootfs_gib say where the root lies",
         )
+    elif key.startswith("lxc.cgroup."):
+        yield f"{key} is a rule of the first cgroup hierarchy, and does nothing", "write lxc.cgroup2. as its beginning"
     elif not re.fullmatch(r"lxc\.[a-z0-9_.-]+", key) or not (key in KEYS or key.startswith(FREE)):
         close = difflib.get_close_matches(key, [*KEYS, "lxc.prlimit.memlock", "lxc.cgroup2.devices.allow"], n=1)
         known = (

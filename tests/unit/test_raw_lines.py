@@ -78,6 +78,7 @@ def test_what_differs(wanted: Any, actual: Any, remove: list[str], expected: Edi
     [
         (("lxc.prlimits.memlock", "1"), "did you mean lxc.prlimit.memlock?"),
         (("lxc.rootfs.path", "/x"), "Proxmox's own"),
+        (("lxc.cgroup.devices.allow", "c 195:* rwm"), "write lxc.cgroup2."),
         (("memory", "1"), "knows no raw key memory"),
         (("lxc.prlimit.memlock", ""), "is empty"),
         (("lxc.prlimit.memlock", "1\nhostname: db01"), "no single line"),
