@@ -87,12 +87,13 @@ def masked(path: Path) -> None:
         options = {"config_paths": [], "listed_paths": [], "probe_records": [str(path)], "log_limit": 1 << 40}
         rows = [row for row in bundle_table.table(unit="none.service", **options) if row["name"] == "probe"]
         request = {"rows": rows, "unit": "none.service", "total_limit": 1 << 40, "directories": [scratch], "owner": "b"}
-        text = (ROOT / "roles/log_bundle/files/collect.py").read_text(encoding="utf-8")
-        script = bundle.collector(
-            text.replace("self.redactor = Redactor(", f"self.redactor = Redactor({SECRETS!r}, ", 1)
-        )
+        files = ROOT / "roles/log_bundle/files"
+        script = (files / "collect.py").read_text(encoding="utf-8")
+        script = script.replace(".redactor = Redactor(", f".redactor = Redactor({SECRETS!r}, ", 1)
         argv = [sys.executable, "-I", "-", json.dumps(request)]
-        done = subprocess.run(argv, input=script, text=True, capture_output=True, check=True)
+        done = subprocess.run(
+            argv, input=bundle.collector(script, bundle.parts(str(files))), text=True, capture_output=True, check=True
+        )
         (entry,) = json.loads(done.stdout)["entries"]
         if entry["bytes"] != path.stat().st_size:
             raise SystemExit(f"the collector took {entry['bytes']} of {path.stat().st_size} bytes")

@@ -23,11 +23,12 @@ from fakepve.server import FakePve
 
 from pivot_lab.errors import LabError
 from pivot_lab.layout import NODE
-from pivot_lab.system import write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
+
+    from pivot_lab.guests import Guests
 
     Values = dict[str, Any]
     Say = Callable[[str], None]
@@ -136,39 +137,6 @@ _fake_normalise = fake_lxc.normalise
 fake_lxc.normalise = _normalise  # fakepve calls it as a function of its module, so no subclass can override it
 
 
-class Guests:
-    """The API's containers on disk, so that they survive the daemon."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._written = ""
-
-    def load(self) -> list[FakeCt]:
-        """Containers that were complete when last saved, all shown as stopped."""
-        try:
-            text = self._path.read_text()
-        except FileNotFoundError:
-            return []
-        out = []
-        for item in json.loads(text)["guests"]:
-            guest = FakeCt(item["vmid"], node=NODE, config=item["config"], pending=item["pending"], defaults=False)
-            guest.pool = item["pool"]
-            out.append(guest)
-        return out
-
-    def save(self, guests: list[FakeCt]) -> None:
-        """Write what changed; containers that are still being made are no guests yet."""
-        data = [
-            {"vmid": guest.vmid, "config": guest.config, "pending": guest.pending, "pool": guest.pool}
-            for guest in guests
-            if guest.lock != "create"
-        ]
-        text = json.dumps({"format": 1, "guests": data}, indent=1, sort_keys=True) + "\n"
-        if text != self._written:
-            write(self._path, text, 0o600)  # a description may hold anything
-            self._written = text
-
-
 class LabPve(FakePve):
     """One node over a backend that makes real containers."""
 
@@ -186,6 +154,7 @@ class LabPve(FakePve):
             self.pools.setdefault(pool, set()).update(g.vmid for g in self.cts if g.pool == pool)
         for guest in self.cts:
             self._see(guest, backend.pid(guest.vmid))
+        guests.save(self.cts)
 
     # ------------------------------------------------------------ what is real about a container
 
@@ -200,7 +169,8 @@ class LabPve(FakePve):
         guest.status, guest.pid = "running", pid
 
     async def refresh(self) -> None:
-        """Notice containers that ended or came up again by themselves (no task of the API was at work)."""
+        """Notice containers that ended or came up again by themselves, and raw lines that the node was given."""
+        self.guests_file.look(self.cts)
         for guest in list(self.cts):
             if guest.status != "running" or guest.lock_holder is not None:
                 continue
@@ -392,7 +362,7 @@ class LabPve(FakePve):
         return data
 
     async def _lxc_pending(self, user: str, v: Values) -> list[Values]:
-        data: list[Values] = await super()._lxc_pending(user, v)
+        data: list[Values] = [item for item in await super()._lxc_pending(user, v) if item["key"] != "lxc"]
         for item in data:
             if item["key"] == "description" and "value" in item:
                 item["value"] = str(item["value"]).rstrip("\n") + "\n"

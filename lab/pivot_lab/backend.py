@@ -45,6 +45,14 @@ def devices(config: Values, layout: Layout) -> tuple[Device, ...]:
     return tuple(found)
 
 
+def raw_lines(config: Values) -> tuple[tuple[str, str], ...]:
+    """The raw lines of a configuration; only those that stay in the container, since nobody here guards the machine."""
+    for key, _ in config.get("lxc", ()):
+        if not key.startswith(("lxc.prlimit.", "lxc.environment")):
+            raise LabError(f"the lab's containers take lxc.prlimit.* and lxc.environment of raw lines: leave out {key}")
+    return tuple((key, value) for key, value in config.get("lxc", ()))
+
+
 def key_of(vmid: int) -> str:
     """The lab's key for a container of the API."""
     return f"ct{vmid}"
@@ -87,7 +95,7 @@ class LxcBackend:
         return Spec(
             hostname=str(config["hostname"]), nics=nics(config), memory=int(config.get("memory") or 512),
             swap=int(config.get("swap", 512)), cores=float(cores) if cores else None,
-            devices=devices(config, self.layout),
+            devices=devices(config, self.layout), raw=raw_lines(config),
         )  # fmt: skip
 
     def create(self, vmid: int, config: Values, template_volume: str, ssh_keys: str, say: Say) -> None:

@@ -72,6 +72,7 @@ class Spec:
     cores: float | None = None
     devices: tuple[Device, ...] = ()
     binds: tuple[Bind, ...] = ()
+    raw: tuple[tuple[str, str], ...] = ()  # further lines of LXC's own configuration
 
 
 @dataclass
@@ -149,7 +150,7 @@ def render(layout: Layout, key: str, spec: Spec, controllers: dict[str, Cgroup])
     for bind in spec.binds:
         options = "bind,create=dir" + (",ro" if bind.readonly else "")
         lines.append(("lxc.mount.entry", f"{bind.source} {bind.target.lstrip('/')} none {options} 0 0"))
-    return "".join(f"{name} = {value}\n" for name, value in lines)
+    return "".join(f"{name} = {value}\n" for name, value in [*lines, *spec.raw])
 
 
 def put(rootfs: Path, path: str, text: str, mode: int = 0o644) -> None:

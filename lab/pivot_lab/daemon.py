@@ -98,14 +98,14 @@ def stop(layout: Layout) -> None:
 
 
 async def _serve(layout: Layout) -> None:
-    from pivot_lab import api, backend, pct  # noqa: PLC0415  # fakepve and aiohttp: only the daemon needs them
+    from pivot_lab import api, backend, guests, pct  # noqa: PLC0415  # fakepve and aiohttp: only the daemon needs them
 
     state = read_json(layout.dot / "state.json")
     subnet = ipaddress.IPv4Network(state["subnet"])
     secrets = read_json(layout.secrets)
     lxc = backend.LxcBackend(layout, subnet)
     pve = api.make(
-        lxc, api.Guests(layout.guests), password=secrets["vault_proxmox_password"],
+        lxc, guests.Guests(layout.guests, layout.node_configs), password=secrets["vault_proxmox_password"],
         token=(TOKEN, secrets["vault_proxmox_token_value"]), port=state["port"],
         template=(template.VOLUME, template.archive(layout)),
     )  # fmt: skip

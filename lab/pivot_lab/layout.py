@@ -99,6 +99,11 @@ class Layout:
         return self.machine / "node-run" / "api.sock"
 
     @property
+    def node_configs(self) -> Path:
+        """The files that the node has below /etc/pve/lxc."""
+        return self.machine / "node-pve" / "lxc"
+
+    @property
     def guests(self) -> Path:
         """What the API knows about its containers, kept over restarts of the daemon."""
         return self.machine / "guests.json"

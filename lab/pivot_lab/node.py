@@ -25,10 +25,12 @@ STAND_INS = (
 )
 # What every Linux node has and a test may pass through.
 COMMON = ("null", "zero", "full", "random", "urandom", "tty")
+CONFIGS_TARGET = "/etc/pve/lxc"
 SOCKET_TARGET = "/var/lib/pivot-lab-node"  # not below /run, which systemd covers with its own tmpfs
 MOTD = """This is the container that stands for the Proxmox node in Pivot's lab. It is no Proxmox VE.
 /dev/nvidia0, /dev/nvidiactl and /dev/nvidia-uvm are stand-ins without a driver behind them.
 `pct` answers list, status, config, set and exec from the lab's API; everything else is refused.
+/etc/pve/lxc holds the containers' files. It is no pmxcfs: that they are only written in place comes from their owner.
 """
 
 
@@ -37,6 +39,7 @@ def prepare(layout: Layout) -> None:
     layout.node_socket.parent.mkdir(parents=True, exist_ok=True)
     os.chown(layout.node_socket.parent, ID_BASE, ID_BASE)
     layout.node_socket.parent.chmod(0o700)
+    layout.node_configs.mkdir(parents=True, exist_ok=True)
     layout.node_devices.mkdir(parents=True, exist_ok=True)
     layout.node_devices.chmod(0o755)
     for device in STAND_INS:
@@ -86,7 +89,7 @@ def ensure(layout: Layout, subnet: IPv4Network, say: Callable[[str], None]) -> N
         say(f"starting the node {NODE} on {address}")
         nic = Nic("eth0", f"BC:24:11:{layout.lab_id[0:2]}:{layout.lab_id[2:4]}:{layout.lab_id[4:6]}".upper(),
                   f"{address}/{subnet.prefixlen}")  # fmt: skip
-        binds = (Bind(layout.node_socket.parent, SOCKET_TARGET),)
+        binds = (Bind(layout.node_socket.parent, SOCKET_TARGET), Bind(layout.node_configs, CONFIGS_TARGET))
         containers.start(NODE, Spec(NODE, (nic,), devices=STAND_INS, binds=binds))
         containers.wait_for_ssh(NODE, address)
     _learn_host_keys(layout, address, read_json(containers.home(NODE) / "keys.json"))

@@ -66,7 +66,10 @@ async def _about_one(pve: LabPve, containers: Containers, verb: str, rest: list[
         return Answer(0, f"status: {ct.status}\n".encode())
     if verb == "config":
         config: dict[str, Any] = await pve._lxc_config_get("root@pam", {"node": NODE, "vmid": ct.vmid})
-        lines = [f"{key}: {str(value).rstrip()}" for key, value in sorted(config.items()) if key != "digest"]
+        lines = [
+            f"{key}: {str(value).rstrip()}" for key, value in sorted(config.items()) if key not in ("digest", "lxc")
+        ]
+        lines += [f"{key}: {value}" for key, value in config.get("lxc", ())]
         return Answer(0, ("\n".join(lines) + "\n").encode())
     if verb == "set":
         return await _set(pve, ct, rest[1:])

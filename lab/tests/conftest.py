@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pivot_lab.layout import Layout
 
+from pivot import proxmox_api
+
+from .faults import NEIGHBOUR, Faults
+from .standin import Server
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -80,3 +85,37 @@ def neighbour() -> Iterator[Lab]:
     made.run("down")
     yield made
     made.run("down")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    faults = Faults()
+    made = Server(tmp_path_factory.mktemp("faults"), middlewares=[faults.middleware])
+    made.faults = faults
+    made.finish(made.call("ticket", "POST", "/nodes/pve1/lxc", NEIGHBOUR)[2]["data"])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxmox_api, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(proxmox_api, "SHOW_SECONDS", 0.3)
+    monkeypatch.setattr(proxmox_api, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(proxmox_api, "PATIENCE_SECONDS", 1.0)
+
+
+@pytest.fixture
+def faults(server: Server, hasty: None) -> Iterator[Faults]:
+    """No container of ours, no fault planned; the neighbour as it was before and after."""
+    server.faults.clear()
+    before = server.call("ticket", "GET", "/nodes/pve1/lxc/107/config")
+    yield server.faults
+    server.faults.clear()
+    assert server.call("ticket", "GET", "/nodes/pve1/lxc/107/config") == before
+    guest = server.pve.ct(101)
+    if guest is not None:
+        if guest.status == "running":
+            server.finish(server.call("ticket", "POST", "/nodes/pve1/lxc/101/status/stop", {})[2]["data"])
+        server.call("ticket", "PUT", "/nodes/pve1/lxc/101/config", {"protection": 0})
+        server.finish(server.call("ticket", "DELETE", "/nodes/pve1/lxc/101")[2]["data"])

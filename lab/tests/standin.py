@@ -12,7 +12,7 @@ import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from pivot_lab import api, credentials
+from pivot_lab import api, credentials, guests
 from pivot_lab.layout import Layout
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TEMPLATE = "debian-13-standard_13.1-2_amd64.tar.zst"
-PASSWORD = "made-up"
+PASSWORD, TOKEN = "made-up", "t-deploy"
 
 
 class Dummy:
@@ -65,12 +65,14 @@ class Dummy:
 class Server:
     """The stand-in in a thread of its own, and a client that logs in the four ways the recordings did.
 
-    middlewares: of aiohttp, put before the stand-in's own.
+    middlewares: of aiohttp, put before the stand-in's own; password: root's; token: of deploy@pve!ci.
     """
 
     faults: Any = None
 
-    def __init__(self, directory: Path, middlewares: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, directory: Path, middlewares: Sequence[Any] = (), password: str = PASSWORD, token: str = TOKEN
+    ) -> None:
         layout = Layout.of(directory)
         credentials.ensure_directories(layout)
         credentials.ensure_certificates(layout)
@@ -81,12 +83,12 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.backend = Dummy()
-        self.guests = api.Guests(directory / "guests.json")
+        self.guests = guests.Guests(directory / "guests.json", directory / "pve/lxc")
         self.pve = api.make(
             self.backend,
             self.guests,
-            password=PASSWORD,
-            token=("deploy@pve!ci", "t-deploy"),
+            password=password,
+            token=("deploy@pve!ci", token),
             port=port,
             template=(TEMPLATE, archive),
         )
@@ -108,13 +110,13 @@ class Server:
         self.wait(self.pve.start(str(layout.certificate), str(layout.certificate_key)))
         self.context = ssl.create_default_context(cafile=str(layout.ca))
         self.logins: dict[str, dict[str, str]] = {"none": {}}
-        ticket = self.call("none", "POST", "/access/ticket", {"username": "root@pam", "password": PASSWORD})[2]["data"]
+        ticket = self.call("none", "POST", "/access/ticket", {"username": "root@pam", "password": password})[2]["data"]
         cookie = {"Cookie": "PVEAuthCookie=" + ticket["ticket"]}
         self.logins.update(
             ticket=cookie | {"CSRFPreventionToken": ticket["CSRFPreventionToken"]},
             nocsrf=cookie,
             root={"Authorization": "PVEAPIToken=root@pam!ci=t-root"},
-            deploy={"Authorization": "PVEAPIToken=deploy@pve!ci=t-deploy"},
+            deploy={"Authorization": f"PVEAPIToken=deploy@pve!ci={token}"},
             badtok={"Authorization": "PVEAPIToken=deploy@pve!ci=wrong"},
         )
 

@@ -15,157 +15,18 @@ import pytest
 from aiohttp import web
 from fakepve.model import TaskError
 
-from pivot import proxmox_api
 from pivot.proxmox_api import Access, ApiError, Container, Session
-from pivot.proxmox_ensure import Outcome, Request, ensure
+from pivot.proxmox_ensure import Request, ensure
 
-from .standin import PASSWORD, TEMPLATE, Server
+from .faults import WANTED, Faults, answered, expired, reset, run, settled, worked_and_reset, worked_but
+from .standin import PASSWORD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    from .standin import Server
 
 LOCKED = "can't lock file '/run/lock/lxc/pve-config-101.lock' - got timeout"
-WANTED = {
-    "hostname": "llm01", "ostemplate": f"local:vztmpl/{TEMPLATE}", "rootfs": "ct:8", "memory": "2048", "swap": "0",
-    "cores": "2", "net0": "name=eth0,bridge=vmbr0,ip=dhcp", "features": "nesting=1,keyctl=1", "unprivileged": "1",
-    "onboot": "1", "tags": "pivot;gpu", "description": "Managed by Pivot", "startup": "order=2,up=5",
-    "nameserver": "192.0.2.1 192.0.2.2", "mp0": "ct:4,mp=/models,backup=0", "mp1": "/srv/data,mp=/data,ro=1",
-    "dev0": "/dev/nvidia0,mode=0666", "dev1": "/dev/nvidiactl,gid=44", "hookscript": "local:snippets/gpu.sh",
-}  # fmt: skip
-NEIGHBOUR = {
-    "vmid": 107,
-    "hostname": "db01",
-    "memory": 1024,
-    "ostemplate": f"local:vztmpl/{TEMPLATE}",
-    "rootfs": "ct:1",
-}
-
-
-class Faults:
-    """What goes wrong on the way: the n-th call that matches is answered otherwise, before or after its work."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        self.method, self.path, self.left = "", "", 0
-        self.fault: Callable[[web.Request, Any], Any] | None = None
-        self.calls: list[tuple[str, str, dict[str, Any]]] = []
-
-    def plan(self, method: str, path: str, fault: Callable[[web.Request, Any], Any], times: int = 1) -> None:
-        self.method, self.path, self.fault, self.left = method, path, fault, times
-
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        body = dict(await request.post()) if request.method in ("POST", "PUT") else dict(request.query)
-        self.calls.append((request.method, request.path.removeprefix("/api2/json"), body))
-        if self.left and self.fault and request.method == self.method and request.path.endswith(self.path):
-            self.left -= 1
-            response: web.StreamResponse = await self.fault(request, handler)
-            return response
-        ordinary: web.StreamResponse = await handler(request)
-        return ordinary
-
-    def changing(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """The calls that may have changed something, logins left out."""
-        return [call for call in self.calls if call[0] != "GET" and "/access/" not in call[1]]
-
-
-def answered(status: int, reason: str) -> Callable[[web.Request, Any], Any]:
-    """A refusal in place of the call's work."""
-
-    async def fault(request: web.Request, handler: Any) -> web.Response:
-        return web.json_response({"data": None, "message": reason}, status=status, reason=reason)
-
-    return fault
-
-
-def worked_but(status: int, reason: str) -> Callable[[web.Request, Any], Any]:
-    """The call does its work, and the answer says otherwise."""
-
-    async def fault(request: web.Request, handler: Any) -> web.Response:
-        await handler(request)
-        return web.json_response({"data": None, "message": reason}, status=status, reason=reason)
-
-    return fault
-
-
-def broken_off(request: web.Request) -> web.Response:
-    """Nothing of this answer arrives."""
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
-async def reset(request: web.Request, handler: Any) -> web.Response:
-    """The connection breaks before anything was done."""
-    return broken_off(request)
-
-
-async def worked_and_reset(request: web.Request, handler: Any) -> web.Response:
-    """The connection breaks after everything was done."""
-    await handler(request)
-    return broken_off(request)
-
-
-async def expired(request: web.Request, handler: Any) -> web.Response:
-    """The ticket is two hours old."""
-    return web.Response(status=401, reason="permission denied - invalid PVE ticket", text="")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    faults = Faults()
-    made = Server(tmp_path_factory.mktemp("faults"), middlewares=[faults.middleware])
-    made.faults = faults
-    made.finish(made.call("ticket", "POST", "/nodes/pve1/lxc", NEIGHBOUR)[2]["data"])
-    yield made
-    made.close()
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxmox_api, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(proxmox_api, "SHOW_SECONDS", 0.3)
-    monkeypatch.setattr(proxmox_api, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(proxmox_api, "PATIENCE_SECONDS", 1.0)
-
-
-@pytest.fixture
-def faults(server: Server) -> Iterator[Faults]:
-    """No container of ours, no fault planned; the neighbour as it was before and after."""
-    server.faults.clear()
-    before = server.call("ticket", "GET", "/nodes/pve1/lxc/107/config")
-    yield server.faults
-    server.faults.clear()
-    assert server.call("ticket", "GET", "/nodes/pve1/lxc/107/config") == before
-    guest = server.pve.ct(101)
-    if guest is not None:
-        if guest.status == "running":
-            server.finish(server.call("ticket", "POST", "/nodes/pve1/lxc/101/status/stop", {})[2]["data"])
-        server.call("ticket", "PUT", "/nodes/pve1/lxc/101/config", {"protection": 0})
-        server.finish(server.call("ticket", "DELETE", "/nodes/pve1/lxc/101")[2]["data"])
-
-
-def run(server: Server, wanted: dict[str, str] | None = None, *, check: bool = False, **request: Any) -> Outcome:
-    """One run of the module's code, as root@pam."""
-    layout = server.layout
-    access = Access("127.0.0.1", server.pve.port, "root@pam", str(layout.ca), password=PASSWORD)
-    container = Container(Session(access, "llm01"), "pve1", 101)
-    container.task_seconds = 5
-    return ensure(container, Request(wanted=wanted or WANTED, allow_restart=True, **request), check=check)
-
-
-def settled(server: Server, wanted: dict[str, str] | None = None) -> None:
-    """A plain re-run converges, a further one changes nothing, and there are two containers."""
-    server.faults.left = 0
-    assert not run(server, wanted).refused
-    assert not run(server, wanted).changed
-    assert sorted((guest.vmid, guest.name, guest.status) for guest in server.pve.cts) == [
-        (101, "llm01", "running"),
-        (107, "db01", "stopped"),
-    ]
-
 
 # the call, what goes wrong, how often, and the code that a person reads, none where the run survives it
 CREATE, START, CONFIG = "/nodes/pve1/lxc", "/lxc/101/status/start", "/lxc/101/config"
@@ -289,35 +150,6 @@ def test_the_full_set_of_keys_is_settled_after_one_run(server: Server, faults: F
     settled(server)
 
 
-CHANGES = {
-    "memory": "4096", "swap": "256", "cores": "3", "net0": "name=eth0,bridge=vmbr0,ip=dhcp,firewall=1",
-    "features": "nesting=1", "onboot": "0", "tags": "pivot", "description": "Other\nlines", "startup": "order=3",
-    "nameserver": "192.0.2.9", "mp0": "ct:4,mp=/models,backup=1", "mp1": "/srv/other,mp=/data,ro=1",
-    "dev0": "/dev/nvidia0,mode=0660", "hookscript": "", "protection": "1", "searchdomain": "example.org",
-}  # fmt: skip
-
-
-def test_every_single_change_is_one_put_with_that_key_alone_and_check_mode_foretells_it(
-    server: Server, faults: Faults
-) -> None:
-    run(server)
-    wanted = dict(WANTED)
-    for key, value in CHANGES.items():
-        wanted[key] = value
-        foretold = run(server, wanted, check=True)
-        faults.clear()
-        done = run(server, wanted)
-        (put,) = [body for method, _, body in faults.calls if method == "PUT"]
-        assert put.keys() - {"digest"} == ({key} if value else {"delete"}), key
-        assert "digest" in put
-        for name in ("changed", "started", "before", "after"):
-            assert getattr(foretold, name) == getattr(done, name), (key, name)
-        # whether anything else can be changed in the running container, only the node knows
-        cold = key in ("features", "mp0", "mp1", "dev0")
-        assert (foretold.restarted, done.restarted or not cold) == (cold, True), key
-        assert not run(server, wanted).changed, key
-
-
 @pytest.mark.parametrize(
     ("fault", "times"),
     [
@@ -385,3 +217,35 @@ def test_nothing_that_was_sent_is_told(server: Server, faults: Faults) -> None:
         run(server, {**WANTED, "password": "never-to-be-shown"})
     assert "never-to-be-shown" not in json.dumps(caught.value.finding.as_dict())
     assert PASSWORD not in repr(Access("h", 1, "root@pam", None, password=PASSWORD))
+
+
+def page(status: int, text: str) -> Callable[[web.Request, Any], Any]:
+    """What a proxy, or another service, says in the API's place."""
+
+    async def fault(request: web.Request, handler: Any) -> web.Response:
+        return web.Response(status=status, text=text, content_type="text/html")
+
+    return fault
+
+
+STRANGE = [("GET", "/version"), ("POST", "/access/ticket"), ("POST", CREATE), ("GET", CONFIG)]
+
+
+@pytest.mark.parametrize(("method", "path"), STRANGE)
+@pytest.mark.parametrize("text", ["<html>Sign in</html>", "{}", "[]", "null", ""])
+def test_what_is_no_answer_of_the_api_is_one_sentence(
+    server: Server, faults: Faults, method: str, path: str, text: str
+) -> None:
+    faults.plan(method, path, page(200, text), 99)
+    with pytest.raises(ApiError) as caught:
+        run(server)
+    assert caught.value.finding.code == "PVE-ANSWER"
+    settled(server)
+
+
+@pytest.mark.parametrize(("method", "path"), STRANGE)
+def test_a_proxys_page_without_its_node_is_waited_for(server: Server, faults: Faults, method: str, path: str) -> None:
+    faults.plan(method, path, page(502, "<html>Bad Gateway</html>"), 1)
+    assert run(server).created
+    assert faults.left == 0
+    settled(server)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pivot_lab import api, backend, cli, machine, network, node, scratch, system
+from pivot_lab import api, backend, cli, guests, machine, network, node, scratch, system
 from pivot_lab.containers import Bind, Device, Nic, Spec, limits, render
 from pivot_lab.errors import LabError
 from pivot_lab.layout import Layout, check_name, choose_subnet, host
@@ -251,13 +251,59 @@ def test_guests_survive_on_disk_except_those_still_being_made(tmp_path: Path) ->
     path = tmp_path / "guests.json"
     whole = api.FakeCt(101, config={"hostname": "a", "description": "d"}, pending={"dev0": None}, defaults=False)
     half = api.FakeCt(102, config={"lock": "create"}, defaults=False)
-    api.Guests(path).save([whole, half])
+    guests.Guests(path, tmp_path / "lxc").save([whole, half])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    (loaded,) = api.Guests(path).load()
+    (loaded,) = guests.Guests(path, tmp_path / "lxc").load()
     assert (loaded.vmid, loaded.config, loaded.pending, loaded.status) == (
         101, {"hostname": "a", "description": "d"}, {"dev0": None}, "stopped",
     )  # fmt: skip
-    assert api.Guests(tmp_path / "none.json").load() == []
+    assert guests.Guests(tmp_path / "none.json", tmp_path / "lxc").load() == []
+    assert [entry.name for entry in (tmp_path / "lxc").iterdir()] == ["101.conf"]
+
+
+FILE = """#50 %25%3A for %C3%A4
+#
+#end
+cores: 2
+hostname: a
+lxc.prlimit.memlock: unlimited
+
+[pve:pending]
+dev0: /dev/nvidia0
+delete: memory
+
+[old]
+hostname: a
+lxc.tty.max: 4
+"""
+
+
+def test_the_nodes_files_are_what_proxmox_would_write_and_their_raw_lines_are_read_back(tmp_path: Path) -> None:
+    lines = [["lxc.prlimit.memlock", "unlimited"]]
+    config = {"hostname": "a", "cores": 2, "description": "50 %: for ä\n\nend", "lxc": lines}
+    text = FILE.replace("dev0: /dev/nvidia0\ndelete: memory", "delete: memory\ndev0: /dev/nvidia0")
+    assert (
+        guests.render(config, {"dev0": "/dev/nvidia0", "memory": None}, "[old]\nhostname: a\nlxc.tty.max: 4\n") == text
+    )
+    assert guests.read_back(FILE) == (lines, "[old]\nhostname: a\nlxc.tty.max: 4\n")
+    assert guests.read_back("lxc.tty.max = 4") == ([["lxc.tty.max", "4"]], "")
+
+
+def test_what_the_node_wrote_stays_when_the_api_writes(tmp_path: Path) -> None:
+    kept = guests.Guests(tmp_path / "guests.json", tmp_path / "lxc")
+    guest = api.FakeCt(101, config={"hostname": "a"}, defaults=False)
+    kept.save([guest])
+    path = kept.file(101)
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("hostname: a\n", 0o666)
+    path.write_text("hostname: a\nlxc.tty.max: 4\n\n[old]\nhostname: b\n")
+    guest.config["memory"] = 512
+    kept.save([guest])
+    assert path.read_text() == "hostname: a\nmemory: 512\nlxc.tty.max: 4\n\n[old]\nhostname: b\n"
+    assert guest.config["lxc"] == [["lxc.tty.max", "4"]]
+    kept.save([])
+    assert not path.exists()
+    kept.look([guest])
+    assert "lxc" not in guest.config
 
 
 # ---------------------------------------------------------------- system

@@ -11,7 +11,8 @@ description:
   - Runs on the controller with the interpreter that runs Ansible, where the C(pivot) package is installed.
   - Compares key by key and sub-key by sub-key, sends one change with what differs, and looks at what exists before
     anything is sent again after a lost answer.
-  - Read from recordings of Proxmox VE 9.2.11; what 8.2 to 9.1 answer differently is not known here.
+  - For Proxmox VE 8.2 to 9.x, with a warning for others. Refusals and the spelling of values were recorded from 9.2.11
+    alone; for 8.2 to 9.1 they are taken from the sources.
 author: Pivot contributors
 options:
   api_host: {description: Host of the API., type: str, required: true}
@@ -29,7 +30,20 @@ options:
       - Devices are managed as a whole, other keys that are not named are kept.
     type: dict
     required: true
-  remove: {description: Keys that shall not be there., type: list, elements: str, default: []}
+  lxc:
+    description:
+      - Raw lines of C(lxc.*), one key and value each, which shall stand in the container's file.
+      - The API shows and never sets them; what differs is returned in C(raw), for the node, and the module is called
+        again afterwards. A line takes the place of another of its key, except of keys that may stand several times.
+        Lines that are not named are kept.
+    type: list
+    elements: dict
+    default: []
+  remove:
+    description: Keys that shall not be there; also keys, or whole lines, of C(lxc.*).
+    type: list
+    elements: str
+    default: []
   state:
     description:
       - C(present) makes it as wanted and leaves its power alone.
@@ -82,6 +96,10 @@ deferred:
   type: list
   elements: str
   returned: always
+raw:
+  description: Raw lines to C(remove) from the container's file and to C(add) to it, pairs of key and value.
+  type: dict
+  returned: always
 findings: {description: What a person should know., type: list, elements: dict, returned: always}
 """
 
@@ -92,6 +110,7 @@ from pivot.findings import Finding, Severity, render
 from pivot.proxmox import pct_arguments
 from pivot.proxmox_api import Access, ApiError, Container, Session
 from pivot.proxmox_ensure import ROOT_VIA, STATES, Outcome, Request, ensure
+from pivot.proxmox_raw import parsed
 
 ARGUMENTS = {
     "api_host": {"type": "str", "required": True},
@@ -104,6 +123,7 @@ ARGUMENTS = {
     "node": {"type": "str", "required": True},
     "vmid": {"type": "int", "required": True},
     "config": {"type": "dict", "required": True},
+    "lxc": {"type": "list", "elements": "dict", "default": []},
     "remove": {"type": "list", "elements": "str", "default": []},
     "state": {"type": "str", "choices": list(STATES), "default": "started"},
     "allow_restart": {"type": "bool", "default": False},
@@ -118,6 +138,7 @@ ARGUMENTS = {
 def run(module: AnsibleModule) -> Outcome:
     """Connect and bring the container to what the arguments say."""
     given = module.params
+    module.no_log_values.update(str(given["config"][key]) for key in ("password",) if given["config"].get(key))
     wanted = {
         key: str(int(value) if isinstance(value, bool) else value)
         for key, value in given["config"].items()
@@ -137,6 +158,7 @@ def run(module: AnsibleModule) -> Outcome:
     container.task_seconds = given["task_seconds"]
     request = Request(
         wanted=wanted,
+        raw=parsed(given["lxc"]),
         state=given["state"],
         remove=tuple(given["remove"]),
         allow_restart=given["allow_restart"],
@@ -174,7 +196,8 @@ def main() -> None:
         stopped=outcome.stopped,
         restarted=outcome.restarted,
         removed=outcome.removed,
-        deferred=pct_arguments(outcome.deferred) if outcome.deferred else [],
+        deferred=pct_arguments(outcome.deferred, outcome.digest) if outcome.deferred else [],
+        raw=outcome.raw.as_dict() if outcome.raw.changes else {},
         findings=[finding.as_dict() for finding in outcome.findings],
         diff={
             "before": yaml.safe_dump(outcome.before) if outcome.before else "",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -104,7 +105,9 @@ def run(case: Case, python: str, models: tuple[Path, Path], scratch: Path) -> bo
     try:
         with serve.serving(line, log, environment) as started:
             began = time.monotonic()
-            done = subprocess.run(check, check=False, capture_output=True, text=True)
+            # waiting threads of torch would spin beside the server
+            patient = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+            done = subprocess.run(check, check=False, capture_output=True, text=True, env=patient)
     except serve.ServeError as error:
         print(f"{case.name}: FAILED: {error}")
         return False

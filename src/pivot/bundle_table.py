@@ -150,19 +150,26 @@ def _system(group: str) -> list[Item]:
 
 
 def node_table(container: str, facts: str) -> list[dict[str, Any]]:
-    """What is collected of a Proxmox node. container: the id there; facts: the script that gathers a node's facts."""
+    """What is collected of a Proxmox node.
+
+    container: its id there, "" for none; facts: text of the script that gathers a node's facts.
+    """
     journal = ("journalctl", "--quiet", "--no-pager", "--utc", "--output=short-iso-precise", "--boot")
+    unit = f"--unit=pve-container@{container}.service"
     rows = [
         Item("node/facts.json", "script", ("node_facts.py", facts, "[]"), MIB, "plain", "driver, devices, maps of ids"),
-        Item("node/container.conf", "command", ("pct", "config", container), MIB, "secrets", "what it was given", True),
         Item("node", "files", ("/proc/cmdline", "/proc/devices", *DRIVER), MIB, "plain", "boot options, driver"),
         _command("node/gpus.txt", (SMI, "-q"), "GPUs as the node sees them", kind="tool"),
-        _command("node/pci.txt", ("lspci", "-vvv"), "links, ACS, BAR1", kind="tool"),
-        _command(
-            "node/container.log", (*journal, f"--unit=pve-container@{container}.service"), "its starts", kind="tool"
-        ),
+        Item("node/pci.txt", "tool", ("lspci", "-vvv"), 8 * MIB, "plain", "links, ACS, BAR1"),
         Item("node/kernel.log", "kernel", (), 4 * MIB, "plain", "Xid, OOM killer, driver, links", tail=True),
     ]
+    if container:
+        rows += [
+            Item(
+                "node/container.conf", "command", ("pct", "config", container), MIB, "secrets", "what it is given", True
+            ),
+            Item("node/container.log", "tool", (*journal, unit), MIB, "plain", "its starts", tail=True),
+        ]
     return [dataclasses.asdict(row) for row in rows]
 
 

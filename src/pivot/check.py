@@ -26,6 +26,7 @@ from pivot import (
     patches,
     paths,
     pins,
+    proxmox_raw,
     wheelhouse,
 )
 from pivot.engine import EngineError
@@ -66,7 +67,8 @@ class Whole:
     """What concerns several hosts.
 
     groups: names of hosts by group; addresses: ansible_host of every host, also of one that is left out, and of
-    containers proxmox_container_vmid and what `pivot.nodes` compares; waivers: pivot_waivers of every host.
+    containers proxmox_container_vmid and what `pivot.nodes` and `pivot.devices` compare; waivers: pivot_waivers of
+    every host.
     """
 
     groups: Mapping[str, Sequence[str]]
@@ -148,6 +150,7 @@ def run(
         found += waive(host.name, [*own, *served], host.values.get("pivot_waivers"), faults.codes)
     containers = [name for name in whole.groups.get(inventory.CONTAINERS, ()) if name in whole.addresses]
     together = nodes.check([nodes.node(name, whole.addresses[name]) for name in containers])
+    together += devices.given_twice({name: whole.addresses[name] for name in containers})
     found += waive(WHOLE, [*inventory.collisions(whole.addresses), *together], common, faults.codes)
     return Report(tuple(dict.fromkeys(found)), said)
 
@@ -182,6 +185,7 @@ def _variables(
     yield from inventory.missing(host.name, host.given, specs, roles)
     yield from inventory.unknown_variables(host.name, host.given, specs, host.place)
     yield from devices.deployed(host.name, values)
+    yield from proxmox_raw.deployed(host.name, values)
     yield from _patches(host, project)
     for options in specs.values():
         yield from inventory.type_findings(host.name, validate(options, values), options, host.place)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pivot.findings import Finding, Severity
+from pivot.proxmox import SHARED_TAG, gpus
+from pivot.proxmox_raw import parsed as parsed_lines
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 VARIABLE = "proxmox_container_devices"
@@ -25,6 +27,11 @@ BESIDES = {
 TP = ("tp-size", "tensor-parallel-size", "tp")
 # what multiplies cards, or machines
 MORE = ("pp-size", "pipeline-parallel-size", "pp", "dp-size", "data-parallel-size", "nnodes", "base-gpu-id")
+# what is compared among the hosts of an inventory, besides the devices
+VARIABLES = (
+    *(VARIABLE, "proxmox_container_lxc", "proxmox_container_node", "proxmox_container_node_host"),
+    *("proxmox_container_gpu_shared", "proxmox_container_tags"),
+)
 Wrong = tuple[str, Severity, str, str]
 """A finding's code, severity, message and fix."""
 
@@ -101,3 +108,45 @@ def _cuda(paths: list[str], flags: Mapping[str, Any]) -> Iterator[Wrong]:
         message = f"the server spreads over {asked} cards (tp-size), but {VARIABLE} name {len(cards)}"
         fix = "add " + ", ".join(f"/dev/nvidia{number}" for number in lacking[:8]) if lacking else "lower tp-size"
         yield "DEVICE-COUNT", ERROR, message, f"{fix}, or lower tp-size" if lacking else fix
+
+
+def given_twice(hosts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Cards that two containers of one node are to have, unless both say that they share. hosts: variables by host."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for host, values in sorted(hosts.items()):
+        node = values.get("proxmox_container_node_host") or values.get("proxmox_container_node")
+        for card in sorted(cards(values)) if node else ():
+            owners.setdefault((str(node), card), []).append(host)
+    pairs: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (node, card), names in owners.items():
+        if len(names) > 1 and not all(_shares(hosts[name]) for name in names):
+            pairs.setdefault((node, tuple(names)), []).append(card)
+    return [_twice(node, names, found) for (node, names), found in sorted(pairs.items())]
+
+
+def _twice(node: str, names: Sequence[str], found: Sequence[str]) -> Finding:
+    each = "both" if len(names) == 2 else "all"
+    return Finding(
+        "DEVICE-TAKEN",
+        ERROR,
+        ", ".join(names),
+        f"{' and '.join(names)} are to have {', '.join(found)} of node {node}",
+        f"give each cards of its own in {VARIABLE}, or write proxmox_container_gpu_shared: true for {each}",
+    )
+
+
+def cards(values: Mapping[str, Any]) -> set[str]:
+    """Paths of the cards that a host's variables give it, as devices and by raw mount entries."""
+    devices, raw = values.get(VARIABLE), values.get("proxmox_container_lxc")
+    config: dict[str, Any] = {}
+    if isinstance(devices, list):
+        config = {f"dev{number}": item for number, item in enumerate(devices) if isinstance(item, str)}
+    if isinstance(raw, list):
+        config["lxc"] = parsed_lines(item for item in raw if isinstance(item, Mapping))
+    return gpus(config)
+
+
+def _shares(values: Mapping[str, Any]) -> bool:
+    tags = values.get("proxmox_container_tags")
+    tagged = isinstance(tags, list) and SHARED_TAG in tags
+    return tagged or str(values.get("proxmox_container_gpu_shared")).lower() in ("true", "yes", "on", "1")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pivot.evidence import Answer, BundleError, Facts, read
-from pivot.findings import Severity
+from pivot.findings import Severity, plain
 from pivot.log_lines import Evidence
 from pivot.report import duration
 from pivot.server_log import Run
@@ -35,7 +35,7 @@ BUSY = 60.0  # a decode line this recent says that the server works, whatever /h
 # do not make a served answer bad
 MEANT = frozenset(row[1] for row in ASIDE).union(
     ["DIAG-LOG-GAP", "DIAG-GPU-ECC", "DIAG-HEALTH-SLOW", "DIAG-NCCL-SILENT", "DIAG-FLIGHT-EMPTY"],
-    ["DIAG-PCIE-LINK", "DIAG-PCIE-WIDTH", "DIAG-BAR1"],
+    ["DIAG-DEVICE-LATE", "DIAG-PCIE-LINK", "DIAG-PCIE-WIDTH", "DIAG-BAR1"],
 )
 
 
@@ -59,6 +59,10 @@ class Verdict:
     state: State
     why: str
     evidence: tuple[Evidence, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make what was quoted from a log plain."""
+        object.__setattr__(self, "why", plain(self.why))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

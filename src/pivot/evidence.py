@@ -163,7 +163,7 @@ def _gpu_logs(facts: Facts, path: Path) -> None:
     for file in sorted((path / "flight").rglob("*.json")):
         if rank := re.search(r"(\d{1,5})\.json$", file.name):
             facts.flight.add(read_json(file, FLIGHT_LIMIT), int(rank.group(1)), file.relative_to(path).as_posix())
-    for name in ("system/kernel.log", "node/kernel.log"):
+    for name in ("system/kernel.log", "node/kernel.log", "node/container.log"):
         if (path / name).is_file():
             with (path / name).open("rb") as stream:
                 facts.kernel.name = name

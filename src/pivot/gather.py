@@ -19,7 +19,7 @@ from ansible.utils.context_objects import CLIArgs
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 
-from pivot import check, inventory, nodes
+from pivot import check, devices, inventory, nodes
 from pivot.check import Host, Report, Whole
 
 Engine = Callable[[dict[str, Any]], Any]
@@ -50,7 +50,9 @@ def whole(hostvars: Any, groups: Mapping[str, list[str]], engine: Engine, place:
     for name in groups["all"]:
         raw = {**hostvars.raw_get(name), "hostvars": hostvars}
         names = {"ansible_host"} | (
-            {"proxmox_container_vmid", *nodes.VARIABLES} if name in groups.get(inventory.CONTAINERS, []) else set()
+            {"proxmox_container_vmid", *devices.VARIABLES, *nodes.VARIABLES}
+            if name in groups.get(inventory.CONTAINERS, [])
+            else set()
         )
         # what cannot be worked out is found where the host's own variables are looked at
         values, _ = _work_out(engine(raw), raw, {*names, "pivot_waivers"})

@@ -233,6 +233,7 @@ _KERNEL = {
         r"RmInitAdapter failed|rm_init_adapter failed|requires use of the NVIDIA open kernel modules"
         r"|does not include the required GPU"
     ),
+    "late-device": re.compile(r"Could not get mode or device ID|/dev/nvidia\S* is not a device"),  # Proxmox's own hook
     "segfault": re.compile(r"segfault at|general protection fault|traps: "),
     "missed": re.compile(r"[Mm]issed (\d+) kernel messages|Suppressed (\d+) messages"),
 }

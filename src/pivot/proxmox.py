@@ -12,38 +12,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pivot.findings import Finding, Severity
+from pivot.proxmox_values import (
+    DEFAULTS,
+    equal,
+    family,
+    new_volume,
+    normalised,
+    parse_properties,
+    to_send,
+    volume,
+    words,
+)
 
 # set when a container is created, refused or harmful afterwards (PUT rootfs answers 200 and corrupts the container)
 CREATE_ONLY = frozenset({"ostemplate", "rootfs", "ssh-public-keys", "unprivileged", "password", "pool", "storage"})
 SECRET = frozenset({"password", "ssh-public-keys"})
-# what Proxmox does where a key is absent
-DEFAULTS = {
-    "memory": "512",
-    "swap": "512",
-    "onboot": "0",
-    "protection": "0",
-    "features": "",
-    "tags": "",
-    "description": "",
-}
-# the same for the fields of property strings
-FIELD_DEFAULTS: dict[str, dict[str, str]] = {
-    "dev": {"mode": "0660", "uid": "0", "gid": "0", "deny-write": "0"},
-    "features": {"nesting": "0", "keyctl": "0", "fuse": "0", "mknod": "0", "force_rw_sys": "0", "mount": ""},
-    "mp": {"backup": "0", "ro": "0", "shared": "0", "quota": "0", "replicate": "1", "acl": "0", "mountoptions": ""},
-    "net": {"firewall": "0", "link_down": "0"},
-}
-# the first field of these values may stand without its key
-DEFAULT_FIELD = {"dev": "path", "mp": "volume", "rootfs": "volume", "startup": "order"}
-# fields that the server adds by itself when a wanted value has none
-SERVER_FIELDS = {"net": frozenset({"hwaddr", "type"}), "mp": frozenset({"size"})}
 # changes of these only take effect in a stopped container
 COLD_FAMILIES = frozenset({"dev", "features", "mp"})
+# a running container lets these wait for its next start, whatever they are
+WAITING_KEYS = frozenset({"nameserver", "searchdomain"})
 GPU = re.compile(r"/dev/nvidia\d+$|/dev/dri/renderD\d+$")
 SHARED_TAG = "gpu-shared"
-_FAMILY = re.compile(r"^(dev|mp|net)\d+$")
-_BOOLEAN = {"yes": "1", "true": "1", "on": "1", "no": "0", "false": "0", "off": "0"}
-_SIZE = {"": 1.0, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
+# releases whose API this was written for; all that is recorded is 9.2.11
+OLDEST, TOO_NEW = (8, 2), (10, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,85 +73,6 @@ class Plan:
         )
 
 
-def family(key: str) -> str:
-    """``dev0`` → ``dev``; keys without a number are their own family."""
-    match = _FAMILY.match(key)
-    return match.group(1) if match else key
-
-
-def parse_properties(key: str, value: str) -> dict[str, str]:
-    """A property string as a mapping, e.g. ``/dev/nvidia0,mode=0666`` of dev0 → {path: …, mode: …}."""
-    fields: dict[str, str] = {}
-    for index, part in enumerate(str(value).split(",")):
-        name, separator, text = part.partition("=")
-        if not separator:
-            default = DEFAULT_FIELD.get(family(key)) if index == 0 else None
-            fields[default or name] = part if default else ""
-        else:
-            fields[name.strip()] = text.strip()
-    return fields
-
-
-def normalised(key: str, value: str) -> dict[str, str]:
-    """A property string as a mapping without the fields that say what holds anyhow."""
-    kind = family(key)
-    fields = parse_properties(key, value)
-    defaults = FIELD_DEFAULTS.get(kind, {})
-    fields = {name: _BOOLEAN.get(text.lower(), text) for name, text in fields.items()}
-    if "hwaddr" in fields:
-        fields["hwaddr"] = fields["hwaddr"].upper()
-    return {name: text for name, text in fields.items() if defaults.get(name) != text and name}
-
-
-def static_address(config: Mapping[str, str]) -> str | None:
-    """The address that a wanted configuration gives its first interface; None for DHCP or none."""
-    address = parse_properties("net0", config.get("net0", "")).get("ip", "").partition("/")[0]
-    return address if address and address not in ("dhcp", "manual") else None
-
-
-def size_gib(text: str) -> float | None:
-    """``700G`` or ``8`` (GiB) as GiB, None when it is no size."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)
-    return float(match.group(1)) * _SIZE[match.group(2)] if match else None
-
-
-def _volume_equal(wanted: dict[str, str], actual: dict[str, str]) -> bool:
-    """``fast:700`` asks for a new volume of 700 GiB on fast: an existing one of that size satisfies it."""
-    storage, _, rest = wanted.get("volume", "").partition(":")
-    asked = size_gib(rest)
-    sizeless = {"volume"} if "size" in wanted and asked is None else {"volume", "size"}
-    others = [{k: v for k, v in fields.items() if k not in sizeless} for fields in (wanted, actual)]
-    if others[0] != others[1]:
-        return False
-    if asked is None:
-        return wanted.get("volume") == actual.get("volume")
-    same_storage = actual.get("volume", "").partition(":")[0] == storage
-    return same_storage and size_gib(actual.get("size", "")) == asked
-
-
-def equal(key: str, wanted: str, actual: str) -> bool:
-    """Whether the server's value already says what is wanted, whatever its order and its own additions."""
-    if key == "description":
-        return wanted.rstrip("\n") == actual.rstrip("\n")
-    if key == "tags":
-        return _words(wanted) == _words(actual)
-    if key == "nameserver":
-        return re.split(r"[\s,;]+", wanted.strip()) == re.split(r"[\s,;]+", actual.strip())
-    kind = family(key)
-    if kind not in ("dev", "features", "mp", "net", "startup"):
-        return wanted == actual
-    left, right = normalised(key, wanted), normalised(key, actual)
-    if kind == "mp":
-        return _volume_equal(left, right)
-    for field in SERVER_FIELDS.get(kind, frozenset()) - left.keys():
-        right.pop(field, None)
-    return left == right
-
-
-def _words(text: str) -> set[str]:
-    return {word for word in re.split(r"[;,\s]+", text) if word}
-
-
 def plan(subject: str, wanted: Mapping[str, str], actual: Mapping[str, Any], remove: Sequence[str] = ()) -> Plan:
     """Compare; keys that are not wanted are left alone, except devices: their whole family is managed.
 
@@ -169,7 +81,7 @@ def plan(subject: str, wanted: Mapping[str, str], actual: Mapping[str, Any], rem
     """
     current = {key: str(value) for key, value in actual.items() if key != "lxc"}
     managed = {key: value for key, value in wanted.items() if key not in CREATE_ONLY}
-    differing = {k: v for k, v in managed.items() if not _satisfied(k, v, current)}
+    differing = {k: to_send(k, v, current.get(k, "")) for k, v in managed.items() if not _satisfied(k, v, current)}
     changed = {k: v for k, v in differing.items() if v}
     surplus = {k for k in current if k not in wanted and (family(k) == "dev" or k in remove)}
     emptied = differing.keys() - changed.keys()  # an empty value is refused, or taken for another change
@@ -180,8 +92,19 @@ def plan(subject: str, wanted: Mapping[str, str], actual: Mapping[str, Any], rem
         delete=deleted,
         before={key: current[key].rstrip("\n") for key in touched if key in current},
         after={key: value.rstrip("\n") for key, value in changed.items()},
-        findings=(*_unprivileged(subject, wanted, current), *_unnamed(subject, wanted, current, remove)),
+        findings=(
+            *_unprivileged(subject, wanted, current),
+            *_volumes(subject, changed, current),
+            *_root_file_system(subject, wanted, current),
+            *_unnamed(subject, wanted, current, remove),
+        ),
     )
+
+
+def to_create(wanted: Mapping[str, str]) -> dict[str, str]:
+    """What is sent for a new container: all that says something."""
+    sent = {key: to_send(key, value) for key, value in wanted.items()}
+    return {key: value for key, value in sent.items() if value}
 
 
 def _satisfied(key: str, value: str, current: Mapping[str, str]) -> bool:
@@ -203,6 +126,44 @@ def _unprivileged(subject: str, wanted: Mapping[str, str], current: Mapping[str,
             f"the container exists with unprivileged={is_now}, the inventory wants {wanted['unprivileged']}; Proxmox "
             "cannot change that on an existing container",
             "correct proxmox_container_unprivileged, or back up and recreate the container",
+        )
+    ]
+
+
+def _volumes(subject: str, changed: Mapping[str, str], current: Mapping[str, str]) -> list[Finding]:
+    """A mount point that would get a new, empty volume in place of the one it has."""
+    found = []
+    for key, value in changed.items():
+        asked, there = new_volume(key, value), volume(key, current.get(key, ""))
+        if family(key) != "mp" or asked is None or there is None:
+            continue
+        size = "" if there[1] is None else f" with {there[1]:g} GiB"
+        found.append(
+            Finding(
+                "PVE-VOLUME",
+                Severity.ERROR,
+                subject,
+                f"{key} is a volume on {there[0]}{size}, the inventory asks for {asked[1]:g} GiB on {asked[0]}: "
+                "Proxmox would put a new, empty one in its place",
+                "correct proxmox_container_mounts, or bring the volume there on the node first (pct resize, which only "
+                "grows; pct move-volume)",
+            )
+        )
+    return found
+
+
+def _root_file_system(subject: str, wanted: Mapping[str, str], current: Mapping[str, str]) -> list[Finding]:
+    """The root file system is made once; what the inventory says of it later is only compared."""
+    asked, there = new_volume("rootfs", wanted.get("rootfs", "")), volume("rootfs", current.get("rootfs", ""))
+    if asked is None or there is None or there[1] is None or asked[1] == there[1]:
+        return []
+    return [
+        Finding(
+            "PVE-ROOTFS-SIZE",
+            Severity.WARNING,
+            subject,
+            f"the root file system has {there[1]:g} GiB, the inventory says {asked[1]:g}; it is left as it is",
+            "grow it on the node (pct resize VMID rootfs SIZE), or correct proxmox_container_rootfs_gib",
         )
     ]
 
@@ -233,22 +194,21 @@ def root_only(wanted: Mapping[str, str], actual: Mapping[str, Any] | None) -> li
     """Keys of a wanted configuration whose change Proxmox leaves to root@pam with a password ticket (or pct).
 
     actual: None for a container that is to be created. Features count where a flag other than nesting changes, also
-    to nothing; a bind mount and a mounted device have a path for a volume.
+    to nothing, and all of a privileged container; a bind mount and a mounted device have a path for a volume.
     """
-    current = {key: str(value) for key, value in (actual or {}).items() if key != "lxc"}
-    return [key for key, value in wanted.items() if _needs_root(key, current.get(key, ""), value)]
+    return [key for key, value in wanted.items() if _needs_root(key, value, actual, wanted)]
 
 
-def root_only_of_plan(plan: Plan, actual: Mapping[str, Any] | None) -> list[str]:
+def root_only_of_plan(plan: Plan, actual: Mapping[str, Any]) -> list[str]:
     """The keys that a plan touches and only root@pam may, also by removing them."""
-    current = {key: str(value) for key, value in (actual or {}).items() if key != "lxc"}
-    return [*root_only(plan.set, actual), *(key for key in plan.delete if _needs_root(key, current.get(key, ""), ""))]
+    return [*root_only(plan.set, actual), *(key for key in plan.delete if _needs_root(key, "", actual, {}))]
 
 
-def _needs_root(key: str, before: str, after: str) -> bool:
-    kind = family(key)
+def _needs_root(key: str, after: str, actual: Mapping[str, Any] | None, wanted: Mapping[str, str]) -> bool:
+    kind, before = family(key), str((actual or {}).get(key, ""))
     if kind == "features":
-        return _beyond_nesting(before) != _beyond_nesting(after)
+        privileged = str((wanted if actual is None else actual).get("unprivileged", "0")) == "0"
+        return privileged or _beyond_nesting(before) != _beyond_nesting(after)
     if kind == "mp":
         return _path_mount(key, before) or _path_mount(key, after)
     return kind in ("dev", "hookscript")
@@ -277,7 +237,7 @@ def gpus(config: Mapping[str, Any]) -> set[str]:
 
 def shares_gpus(config: Mapping[str, Any]) -> bool:
     """Whether a container says by its tags that others may have its cards too."""
-    return SHARED_TAG in _words(str(config.get("tags", "")))
+    return SHARED_TAG in words(str(config.get("tags", "")))
 
 
 def gpu_findings(subject: str, wanted: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
@@ -314,6 +274,20 @@ def owner_finding(subject: str, vmid: int, hostname: str, actual: Mapping[str, A
     )
 
 
+def release_finding(subject: str, version: str) -> Finding | None:
+    """A release of Proxmox VE that this was not written for. version: as GET /version says it, e.g. 9.2.11."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and OLDEST <= (int(numbers[1]), int(numbers[2])) < TOO_NEW:
+        return None
+    return Finding(
+        "PVE-RELEASE",
+        Severity.WARNING,
+        subject,
+        f"the node runs Proxmox VE {version[:40] or 'of an unknown release'}; this was written for 8.2 to 9.x",
+        "watch what the run changes (--check --diff first); before 8.2 no container takes devices by dev0, dev1, …",
+    )
+
+
 def pending_keys(pending: list[dict[str, Any]]) -> list[str]:
     """The keys of GET …/pending that wait for a restart."""
     return sorted(str(item["key"]) for item in pending if "pending" in item or item.get("delete"))
@@ -334,7 +308,8 @@ def interface_keys(interfaces: list[str]) -> dict[str, str]:
     return {f"net{index}": interface for index, interface in enumerate(interfaces, start=1)}
 
 
-def pct_arguments(plan: Plan) -> list[str]:
-    """A plan as arguments of ``pct set VMID``."""
+def pct_arguments(plan: Plan, digest: str = "") -> list[str]:
+    """A plan as arguments of ``pct set VMID``. digest: of the configuration that it was made for."""
     arguments = [part for key, value in plan.set.items() for part in (f"--{key}", value)]
-    return [*arguments, *(["--delete", ",".join(plan.delete)] if plan.delete else [])]
+    arguments += ["--delete", ",".join(plan.delete)] if plan.delete else []
+    return [*arguments, *(["--digest", digest] if digest else [])]

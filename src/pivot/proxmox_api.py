@@ -10,6 +10,7 @@ import dataclasses
 import fcntl
 import hashlib
 import os
+import re
 import socket
 import tempfile
 import time
@@ -96,7 +97,7 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
     except ResourceException as error:
         raise _refused(subject, error) from error
     except AuthenticationError as error:
-        raise ApiError(explain(subject, 401, "authentication failure")) from error
+        raise _no_login(subject, error) from error
     except requests.exceptions.SSLError as error:
         raise ApiError(
             Finding(
@@ -107,17 +108,12 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
                 "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca",
             )
         ) from error
+    except requests.exceptions.JSONDecodeError as error:
+        raise _strange(subject, where) from error
     except requests.exceptions.RequestException as error:
-        raise UnclearError(
-            Finding(
-                "PVE-UNREACHABLE",
-                Severity.ERROR,
-                subject,
-                f"{where} does not answer ({type(error).__name__})",
-                "check proxmox_container_api_host and _port and that pveproxy runs there; in the lab: make lab-up",
-            ),
-            again=True,
-        ) from error
+        raise _unreachable(subject, where, error) from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # the client looked into what is no answer
+        raise _strange(subject, where) from error
     except OSError as error:  # requests looks for the authority's file itself
         raise ApiError(
             Finding(
@@ -130,10 +126,35 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
         ) from error
 
 
+def _strange(subject: str, where: str) -> ApiError:
+    message = f"{where} answers, but not as the Proxmox API does"
+    fix = (
+        "check proxmox_container_api_host and _port and what stands between (another service, a proxy's page); an "
+        "account with a second factor cannot log in with its password: use a token"
+    )
+    return ApiError(Finding("PVE-ANSWER", Severity.ERROR, subject, message, fix))
+
+
+def _no_login(subject: str, error: AuthenticationError) -> ApiError:
+    """A login that failed; proxmoxer says so whatever the answer was."""
+    code = re.search(r"code: (\d{3})", str(error))
+    if code and int(code[1]) >= 500:
+        return UnclearError(explain(subject, int(code[1]), "nobody could log in"), again=True)
+    return ApiError(explain(subject, 401, "authentication failure"))
+
+
+def _unreachable(subject: str, where: str, error: Exception) -> UnclearError:
+    message = f"{where} does not answer ({type(error).__name__})"
+    fix = "check proxmox_container_api_host and _port and that pveproxy runs there; in the lab: make lab-up"
+    return UnclearError(Finding("PVE-UNREACHABLE", Severity.ERROR, subject, message, fix), again=True)
+
+
 def _refused(subject: str, error: ResourceException) -> ApiError:
     """A refusal; what is no plain 4xx may have done its work all the same (field case B04)."""
     reason = error.content or error.status_message
-    finding = explain(subject, error.status_code, reason, error.errors)
+    given = error.errors if isinstance(error.errors, Mapping) else {}
+    errors = {key: text for key, text in given.items() if isinstance(text, str)}  # bytes: a proxy's page
+    finding = explain(subject, error.status_code, reason, errors)
     if 400 <= error.status_code < 500:
         return ApiError(finding)
     return UnclearError(finding, again=transient(error.status_code, reason))
@@ -170,10 +191,17 @@ class Session:
                 time.sleep(pause)
                 pause *= 2
 
+    def _connected(self) -> ProxmoxAPI:
+        try:
+            return self.access.connect(self.subject)
+        except UnclearError as error:
+            self._reached |= error.finding.code != "PVE-UNREACHABLE"
+            raise
+
     def _call(self, method: str, path: str, parameters: Mapping[str, Any]) -> Any:
         fresh = self._api is None
         if self._api is None:
-            self._api = self.access.connect(self.subject)
+            self._api = self._connected()
         with translated(self.subject, f"{self.access.host}:{self.access.port}"):
             try:
                 answer = getattr(self._api(path), method)(**parameters)
@@ -184,6 +212,8 @@ class Session:
                     raise
             else:
                 self._reached = True
+                if isinstance(answer, Mapping) and isinstance(answer.get("errors"), bytes):  # proxmoxer's for no JSON
+                    raise TypeError("no JSON")
                 return answer
         self._api = None
         return self._call(method, path, parameters)
@@ -199,6 +229,10 @@ class Container:
         self.notices: list[Finding] = []
 
     # --- looking
+
+    def release(self) -> str:
+        """The release of Proxmox VE, for example ``9.2.11``."""
+        return str(self.session.get("version").get("version", ""))
 
     def config(self) -> dict[str, Any] | None:
         """The configuration with pending changes applied, None when the node has no such container."""
@@ -246,7 +280,11 @@ class Container:
 
     def running(self) -> bool:
         """Whether it runs now."""
-        return bool(self.session.get(f"{self.path}/status/current")["status"] == "running")
+        return bool(self.status()["status"] == "running")
+
+    def status(self) -> dict[str, Any]:
+        """What the node says of it at the moment."""
+        return dict(self.session.get(f"{self.path}/status/current"))
 
     def pending(self) -> list[str]:
         """Keys whose change waits for a restart."""
@@ -258,11 +296,11 @@ class Container:
         """Create it and wait. A call after which the wanted container exists all the same is a success."""
 
         def attempt() -> None:
-            begin = int(time.time()) - 1
+            earlier = set(self._creations())
             try:
                 upid = self.session.send("post", f"nodes/{self.node}/lxc", vmid=self.vmid, **wanted)
             except UnclearError:
-                if not self._came_to_be(wanted["hostname"], begin):
+                if not self._came_to_be(wanted["hostname"], earlier):
                     raise
             else:
                 self.wait(upid)
@@ -270,13 +308,18 @@ class Container:
         with serialised(self.session.access.host, self.node):
             self.session.patiently(attempt)
 
-    def _came_to_be(self, hostname: str, begin: int) -> bool:
+    def _creations(self) -> list[str]:
+        """Tasks of the node that made a container of this id, or still do: known by name, as two clocks may differ."""
+        tasks = self.session.get(f"nodes/{self.node}/tasks", vmid=self.vmid, source="all")
+        return [str(task["upid"]) for task in tasks if task.get("type") == "vzcreate"]
+
+    def _came_to_be(self, hostname: str, earlier: set[str]) -> bool:
         """Whether a create whose answer was lost made, or makes, our container; raises for anybody else's."""
         end = time.monotonic() + SHOW_SECONDS
         while True:
-            for task in self.session.get(f"nodes/{self.node}/tasks", vmid=self.vmid, source="all"):
-                if task.get("type") == "vzcreate" and int(task.get("starttime", 0)) >= begin:
-                    self.wait(task["upid"])
+            for upid in self._creations():
+                if upid not in earlier:
+                    self.wait(upid)
             actual = self.config()
             if actual is not None:
                 owner = proxmox.owner_finding(self.subject, self.vmid, hostname, actual)
@@ -307,18 +350,24 @@ class Container:
         self.session.patiently(attempt)
 
     def power(self, action: str, **body: Any) -> None:
-        """``start`` or ``shutdown``, and wait until it is done."""
+        """``start`` or ``shutdown``, and wait until it is done. body: may give a shutdown its timeout in seconds."""
+        seconds = max(self.task_seconds, float(body.get("timeout", 0)) + PATIENCE_SECONDS)
+        wanted = "running" if action == "start" else "stopped"
 
         def attempt() -> None:
             try:
                 upid = self.session.send("post", f"{self.path}/status/{action}", **body)
             except UnclearError:
-                if self.running() != (action == "start"):
+                if self.status()["status"] != wanted:
                     raise
             else:
-                self.wait(upid)
+                self.wait(upid, seconds)
 
         self.session.patiently(attempt)
+        status = self.status()
+        if status["status"] != wanted and (status.get("ha") or {}).get("managed"):
+            # the task only asked the cluster's high availability for it
+            self._until(lambda: self.status()["status"] == wanted, f"high availability did not {action} it", seconds)
 
     def destroy(self) -> None:
         """Destroy the stopped container and its volumes, and its place in backup and replication jobs."""
@@ -345,8 +394,8 @@ class Container:
 
         self._until(unlocked, f"container {self.vmid} is still locked by another task")
 
-    def wait(self, upid: str) -> None:
-        """Wait for a task; raises ApiError with the end of its log when it failed."""
+    def wait(self, upid: str, seconds: float | None = None) -> None:
+        """Wait for a task; raises ApiError with the end of its log when it failed. seconds: if not task_seconds."""
         path = f"nodes/{self.node}/tasks/{upid}"
         status: dict[str, Any] = {}
 
@@ -354,7 +403,7 @@ class Container:
             status.update(self.session.get(f"{path}/status"))
             return status.get("status") == "stopped"
 
-        self._until(stopped, f"task {upid} did not end")
+        self._until(stopped, f"task {upid} did not end", seconds)
         result, kind = str(status.get("exitstatus", "")), str(status.get("type", "task"))
         if result == "OK":
             return
@@ -366,11 +415,12 @@ class Container:
         message = f"{kind} succeeded with a warning: {said}"
         self.notices.append(Finding("PVE-TASK-WARNING", Severity.INFO, self.subject, message, fix))
 
-    def _until(self, done: Callable[[], bool], failure: str) -> None:
-        end = time.monotonic() + self.task_seconds
+    def _until(self, done: Callable[[], bool], failure: str, seconds: float | None = None) -> None:
+        patience = self.task_seconds if seconds is None else seconds
+        end = time.monotonic() + patience
         while not done():
             if time.monotonic() > end:
-                message = f"{failure} within {self.task_seconds:.0f} s"
+                message = f"{failure} within {patience:.0f} s"
                 fix = "look at the task on the node, then run the play again"
                 raise ApiError(Finding("PVE-TIMEOUT", Severity.ERROR, self.subject, message, fix))
             time.sleep(POLL_SECONDS)

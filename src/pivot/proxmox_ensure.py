@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pivot import proxmox
+from pivot import proxmox, proxmox_raw
 from pivot.findings import Finding, Severity
 from pivot.proxmox_api import Container
+from pivot.proxmox_values import family, static_address
 
 STATES = ("present", "started", "stopped", "restarted", "absent")
 # how keys travel that only root@pam may set: over the session if it is root's, by pct on the node, or not at all
@@ -17,11 +18,15 @@ ROOT_VIA = ("pct", "ticket")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for. wanted: configuration keys as Proxmox names them, values as text; remove: keys that shall not
-    be there; confirm: ``<vmid> <hostname>``, for state absent; root_via: see `ROOT_VIA`; is_root: the session is;
-    power_only: only the state is of interest, since somebody else has set the rest."""
+    """What is asked for.
+
+    wanted: configuration keys as Proxmox names them, values as text; raw: lines of ``lxc.*``; remove: keys, or raw
+    lines, that shall not be there; confirm: ``<vmid> <hostname>``, for state absent; root_via: see `ROOT_VIA`; is_root:
+    the session is; power_only: only the state is of interest, since somebody else has set the rest.
+    """
 
     wanted: Mapping[str, str]
+    raw: tuple[proxmox_raw.Line, ...] = ()
     state: str = "started"
     remove: tuple[str, ...] = ()
     allow_restart: bool = False
@@ -36,7 +41,8 @@ class Request:
 class Outcome:
     """What `ensure` did, or in check mode would do. before and after are configuration keys.
 
-    deferred: what `pct set` on the node has to do before the container is started; `ensure` is called again then.
+    deferred: what `pct set` on the node has to do before the container is started, with the digest that it has to find;
+    raw: what has to be written into its file there. Where either is something, `ensure` is called again then.
     """
 
     changed: bool = False
@@ -49,6 +55,13 @@ class Outcome:
     after: dict[str, str] = dataclasses.field(default_factory=dict)
     findings: list[Finding] = dataclasses.field(default_factory=list)
     deferred: proxmox.Plan | None = None
+    digest: str = ""
+    raw: proxmox_raw.Edits = dataclasses.field(default_factory=proxmox_raw.Edits)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has to be done on the node before the container is started."""
+        return self.deferred is not None or self.raw.changes
 
     @property
     def refused(self) -> bool:
@@ -58,6 +71,9 @@ class Outcome:
 
 def ensure(container: Container, request: Request, *, check: bool) -> Outcome:
     """Bring one container to the wanted configuration and state. With check nothing is sent."""
+    said = _beforehand(container, request)
+    if any(finding.severity is Severity.ERROR for finding in said):
+        return Outcome(findings=said)
     container.wait_unlocked()
     actual = container.config()
     if actual is None:
@@ -70,35 +86,59 @@ def ensure(container: Container, request: Request, *, check: bool) -> Outcome:
             outcome = _remove(container, request, actual, check=check)
         else:
             outcome = _update(container, request, actual, check=check)
-    outcome.findings += container.notices
+    if outcome.deferred and not check:
+        outcome.digest = str((container.config() or {}).get("digest", ""))
+    outcome.findings += [*said, *container.notices]
     return outcome
+
+
+def _beforehand(container: Container, request: Request) -> list[Finding]:
+    """What is wrong with the request itself, and what is known of the API; once a run."""
+    if request.power_only:
+        return []
+    release = proxmox.release_finding(container.subject, container.release())
+    return [*proxmox_raw.findings(container.subject, request.raw), *([release] if release else [])]
 
 
 # --- a new one
 
 
 def _create(container: Container, request: Request, *, check: bool) -> Outcome:
-    wanted = {key: value for key, value in request.wanted.items() if value}
+    wanted = proxmox.to_create(request.wanted)
+    raw = proxmox_raw.edits(request.raw, ())
     start = request.state in ("started", "restarted")
     shown = {key: value for key, value in wanted.items() if key not in proxmox.SECRET}
-    for_root = [] if request.is_root else proxmox.root_only(wanted, None)
+    for_root = _for_root(request, proxmox.root_only(wanted, None))
     findings = [
-        *_root_refused(container, request, for_root),
+        *_root_refused(container, request, [*for_root, *([] if request.is_root else raw.keys)]),
         *_taken(container, wanted),
-        *proxmox.gpu_findings(container.subject, wanted, container.others() if proxmox.gpus(wanted) else {}),
+        *_cards(container, request, wanted),
     ]
-    outcome = Outcome(changed=True, created=True, started=start, after=shown, findings=findings)
+    outcome = Outcome(changed=True, created=True, started=start, after=shown, findings=findings, raw=raw)
     if outcome.refused:
         return Outcome(findings=findings)
     later = {key: wanted[key] for key in for_root}
     if later:
         outcome.deferred = proxmox.Plan(set=later, delete=(), before={}, after=later)
+    if raw.changes:
+        outcome.after["lxc"] = proxmox_raw.shown(raw.add)
     if check:
         return outcome
     container.create({key: value for key, value in wanted.items() if key not in later})
-    if start and not later:
+    if start and not outcome.waits:
         container.power("start")
     return outcome
+
+
+def _for_root(request: Request, keys: list[str]) -> list[str]:
+    """The keys that this session leaves to somebody else."""
+    return [] if request.is_root else keys
+
+
+def _cards(container: Container, request: Request, wanted: Mapping[str, str]) -> list[Finding]:
+    """Cards that the container is to have and others of the node have; asked only where it is to have any."""
+    whole = {**wanted, "tags": wanted.get("tags", ""), "lxc": request.raw}
+    return proxmox.gpu_findings(container.subject, whole, container.others()) if proxmox.gpus(whole) else []
 
 
 def _taken(container: Container, wanted: Mapping[str, str]) -> list[Finding]:
@@ -114,7 +154,7 @@ def _taken(container: Container, wanted: Mapping[str, str]) -> list[Finding]:
                 "give proxmox_container_vmid a free id (pvesh get /cluster/nextid)",
             )
         )
-    address = proxmox.static_address(wanted)
+    address = static_address(wanted)
     if address and container.in_use(address):
         found.append(
             Finding(
@@ -132,29 +172,28 @@ def _taken(container: Container, wanted: Mapping[str, str]) -> list[Finding]:
 
 
 def _update(container: Container, request: Request, actual: Mapping[str, Any], *, check: bool) -> Outcome:
-    if request.power_only:
-        plan = proxmox.Plan(set={}, delete=(), before={}, after={})
-    else:
-        plan = proxmox.plan(container.subject, request.wanted, actual, request.remove)
-    for_root = [] if request.is_root else proxmox.root_only_of_plan(plan, actual)
+    plan, raw = _differences(container, request, actual)
+    for_root = _for_root(request, proxmox.root_only_of_plan(plan, actual))
     running = container.running()
-    outcome = Outcome(before=plan.before, after=plan.after, findings=list(plan.findings))
-    outcome.findings += _root_refused(container, request, for_root)
-    if any(proxmox.family(key) == "dev" for key in plan.set):
-        outcome.findings += proxmox.gpu_findings(
-            container.subject, {**request.wanted, "tags": request.wanted.get("tags", "")}, container.others()
-        )
-    waiting = container.pending() if running else []
+    outcome = Outcome(before=plan.before, after=plan.after, findings=list(plan.findings), raw=raw)
+    if raw.changes:
+        outcome.before["lxc"], outcome.after["lxc"] = proxmox_raw.shown(raw.remove), proxmox_raw.shown(raw.add)
+    outcome.findings += _root_refused(container, request, [*for_root, *([] if request.is_root else raw.keys)])
+    if raw.add or any(family(key) == "dev" for key in plan.set):
+        outcome.findings += _cards(container, request, request.wanted)
+    waiting = sorted({*container.pending(), *(proxmox.WAITING_KEYS & set(plan.keys))}) if running else []
     outcome.restarted = running and (
         request.state == "restarted"
-        or (request.state != "stopped" and (plan.needs_stop or (bool(waiting) and request.allow_restart)))
+        or (
+            request.state != "stopped" and (plan.needs_stop or raw.changes or (bool(waiting) and request.allow_restart))
+        )
     )
-    outcome.findings += _restart_findings(container, request, plan, waiting, restart=outcome.restarted)
+    outcome.findings += _restart_findings(container, request, _cold(plan, raw), waiting, restart=outcome.restarted)
     if outcome.refused:
         return Outcome(findings=outcome.findings)
     outcome.started = not running and request.state in ("started", "restarted")
     outcome.stopped = running and request.state == "stopped"
-    outcome.changed = plan.changes or outcome.restarted or outcome.started or outcome.stopped
+    outcome.changed = plan.changes or raw.changes or outcome.restarted or outcome.started or outcome.stopped
     if for_root:
         outcome.deferred = plan.only(for_root)
     if not check and outcome.changed:
@@ -162,8 +201,23 @@ def _update(container: Container, request: Request, actual: Mapping[str, Any], *
     return outcome
 
 
+def _differences(
+    container: Container, request: Request, actual: Mapping[str, Any]
+) -> tuple[proxmox.Plan, proxmox_raw.Edits]:
+    """What the API has to be sent and what the node's file has to be given."""
+    if request.power_only:
+        return proxmox.Plan(set={}, delete=(), before={}, after={}), proxmox_raw.Edits()
+    plan = proxmox.plan(container.subject, request.wanted, actual, request.remove)
+    return plan, proxmox_raw.edits(request.raw, actual.get("lxc", ()), request.remove)
+
+
+def _cold(plan: proxmox.Plan, raw: proxmox_raw.Edits) -> list[str]:
+    """The keys whose change a running container takes only by a restart."""
+    return [*(key for key in plan.keys if family(key) in proxmox.COLD_FAMILIES), *raw.keys]
+
+
 def _apply(container: Container, request: Request, outcome: Outcome, plan: proxmox.Plan, digest: str | None) -> None:
-    """Send what was decided. What pct has to set comes before the start, so the start is left to the next call."""
+    """Send what was decided. What is done on the node comes before the start, which is left to the next call then."""
 
     def left() -> proxmox.Plan:
         now = proxmox.plan(container.subject, request.wanted, container.config() or {}, request.remove)
@@ -180,7 +234,7 @@ def _apply(container: Container, request: Request, outcome: Outcome, plan: proxm
         if outcome.restarted:  # a refused change leaves no container stopped that was running
             container.power("start")
         raise
-    if start and outcome.deferred is None:
+    if start and not outcome.waits:
         container.power("start")
     elif direct.changes and not (outcome.restarted or outcome.stopped) and container.running():
         _settle(container, request, outcome)
@@ -193,7 +247,8 @@ def _settle(container: Container, request: Request, outcome: Outcome) -> None:
         container.power("shutdown", timeout=request.shutdown_seconds)
         container.power("start")
         outcome.restarted = True
-    elif waiting and not any(finding.code == "PVE-PENDING" for finding in outcome.findings):
+    elif waiting:
+        outcome.findings = [finding for finding in outcome.findings if finding.code != "PVE-PENDING"]
         outcome.findings.append(_pending(container, waiting))
 
 
@@ -214,17 +269,17 @@ def _root_refused(container: Container, request: Request, keys: list[str]) -> li
 
 
 def _restart_findings(
-    container: Container, request: Request, plan: proxmox.Plan, waiting: list[str], *, restart: bool
+    container: Container, request: Request, cold: list[str], waiting: list[str], *, restart: bool
 ) -> list[Finding]:
     """A restart that nobody consented to, and changes that go on waiting for one."""
     if restart and not request.allow_restart:
-        cold = [key for key in plan.keys if proxmox.family(key) in proxmox.COLD_FAMILIES] or ["state restarted"]
         return [
             Finding(
                 "PVE-RESTART-NEEDED",
                 Severity.ERROR,
                 container.subject,
-                f"the running container takes these changes only through a restart: {', '.join(cold)}",
+                f"the running container takes these changes only through a restart: "
+                f"{', '.join(cold) or 'state restarted'}",
                 "set proxmox_container_allow_restart: true when the service may be interrupted",
             )
         ]

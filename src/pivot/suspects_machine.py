@@ -159,6 +159,19 @@ def devices(facts: Facts) -> Iterator[Suspect]:
     )
 
 
+def late_devices(facts: Facts) -> Iterator[Suspect]:
+    """Device nodes that were not there when the node started the container."""
+    if note := facts.kernel.notes.get("late-device"):
+        yield suspect(
+            "DIAG-DEVICE-LATE",
+            Severity.WARNING,
+            facts,
+            "the container could not be started once, because a device of the node was not there yet",
+            "on the node a oneshot before pve-guests.service: nvidia-smi, then nvidia-modprobe -u -m -s -c 0",
+            evidence=[note],
+        )
+
+
 def small_window(facts: Facts) -> Iterator[Suspect]:
     """BAR1 smaller than the card's memory: peers cannot reach all of it."""
     small = [
@@ -227,6 +240,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Suspect]], ...] = (
     devices,
     leftovers,
     host_memory,
+    late_devices,
     link,
     small_window,
 )

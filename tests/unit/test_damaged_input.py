@@ -21,7 +21,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pivot import check, descriptions, findings, inventory, model, pins, weights
+from pivot import check, descriptions, engine_models, findings, inventory, model, pins, weights
 from pivot.check import Host, Whole
 from pivot.pair import Pair
 from pivot.weights import WeightsError
@@ -329,7 +329,7 @@ PYTHON = st.sampled_from(
     [
         "class ServerArgs:\n    port: A[int, Arg(help='x')] = 1\n",
         "class ServerArgs:\n    x: A[" + "[" * 60 + "]" * 60 + ", 1] = 1\n",
-        f"class DeepseekV2ForCausalLM:\n    def {descriptions.SETTER}(self, ids=None):\n        self.x = ids\n",
+        f"class DeepseekV2ForCausalLM:\n    def {engine_models.SETTER}(self, ids=None):\n        self.x = ids\n",
         "x = " + "-" * 900 + "1\n",
         "x = " + "(" * 300 + ")" * 300 + "\n",
         "x = " + "+".join(["1"] * 3000) + "\n",

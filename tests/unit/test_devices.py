@@ -152,3 +152,46 @@ def test_preflight_asks():
     specs = role_specs(ROOT / "roles")
     report = check.run([wrong], whole, specs, ROOT, lambda *_: [], roles=())
     assert "DEVICE-MODE" in {finding.code for finding in report.findings}
+
+
+# --- two containers of one node
+
+CARDS = ["/dev/nvidia0,mode=0666", "/dev/nvidia1,mode=0666", "/dev/nvidiactl", "/dev/nvidia-uvm"]
+
+
+def host(devices: Any = CARDS, node: str = "pve1", **more: Any) -> dict[str, Any]:
+    return {"proxmox_container_devices": devices, "proxmox_container_node": node, **more}
+
+
+def test_two_containers_of_one_node_with_the_same_card_are_one_finding_that_names_both() -> None:
+    (finding,) = devices.given_twice({"llm02": host(), "llm01": host()})
+    assert (finding.code, str(finding.severity), finding.subject) == ("DEVICE-TAKEN", "error", "llm01, llm02")
+    assert finding.message == "llm01 and llm02 are to have /dev/nvidia0, /dev/nvidia1 of node pve1"
+    assert "for both" in finding.fix
+    (three,) = devices.given_twice({"a": host(), "b": host(), "c": host()})
+    assert three.subject == "a, b, c"
+    assert "for all" in three.fix
+
+
+SHARED = {"proxmox_container_gpu_shared": True}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        (host(), host(), True),
+        (host(), host(node="pve2"), False),
+        (host(), host(["/dev/nvidia2", "/dev/nvidiactl"]), False),  # only cards are one container's own
+        (host(["path=/dev/nvidia0"]), host(["mode=0666,path=/dev/nvidia0"]), True),
+        (host(**SHARED), host(), True),
+        (host(**SHARED), host(proxmox_container_gpu_shared="yes"), False),
+        (host(**SHARED), host(proxmox_container_tags=["x", "gpu-shared"]), False),
+        (host([], proxmox_container_lxc=[{"lxc.mount.entry": "/dev/nvidia0 dev/nvidia0 none bind"}]), host(), True),
+        # two clusters whose nodes have one name
+        (host(proxmox_container_node_host="a-pve1"), host(proxmox_container_node_host="b-pve1"), False),
+        (host("/dev/nvidia0"), host(), False),  # a type that is found where types are
+        ({"proxmox_container_devices": CARDS}, {"proxmox_container_devices": CARDS}, False),
+    ],
+)
+def test_which_containers_take_each_others_cards(first: dict[str, Any], second: dict[str, Any], found: bool) -> None:
+    assert bool(devices.given_twice({"one": first, "two": second})) is found

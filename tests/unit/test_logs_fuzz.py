@@ -1,6 +1,8 @@
 """Whatever a log holds, the readers go on, and the diagnosis of it ends with an answer."""
 
 import io
+import json
+import tempfile
 from pathlib import Path
 
 from hypothesis import HealthCheck, example, given, settings
@@ -8,10 +10,11 @@ from hypothesis import strategies as st
 
 from pivot import gpu_logs, server_log
 from pivot.diagnosis import diagnose, render
-from pivot.evidence import Facts
+from pivot.evidence import Facts, read
 from pivot.redact import Redactor
 
 from . import test_logs_read as known
+from .test_diagnosis import FINE, SCHEDULER, SERVER
 
 DATA = Path(__file__).parent / "data/logs"
 RECORDED = b"".join(path.read_bytes() for path in sorted(DATA.glob("*.log")))
@@ -76,6 +79,7 @@ def summary(log: server_log.ServerLog) -> object:
 @given(st.binary(max_size=2000) | spoiled())
 @example(b"[] [")
 @example(b"Decode batch, #running-req: 0, #token: 1, accept len: 1e5,")
+@example(b"Subprocess \x00 (pid=0) crashed with exit code 0")
 @example(b"h:1:2 [3] NCCL INFO comm rank 1 nranks 99999999 Init COMPLETE")
 def test_no_reader_stumbles_and_every_log_has_a_diagnosis(raw: bytes) -> None:
     log = server_log.ServerLog().read(io.BytesIO(raw))
@@ -115,3 +119,46 @@ def test_masking_takes_any_text_and_masks_once(text: str) -> None:
     masked = redactor.text(text)
     assert Redactor(["made-up-known-secret"], prompts=False).text(masked) == masked
     assert "made-up-known-secret" not in masked
+
+
+# what a bundle's files hold, whole or spoiled
+FILES = {
+    "server.log": known.B17,
+    "unit-properties.txt": "ActiveState=active\nNRestarts=99999999999\n",
+    "unit.txt": "Environment=NCCL_DEBUG_FILE=/x/%h.%p\n",
+    "processes.json": json.dumps([SERVER, SCHEDULER, None, {"pid": "x", "state": 3}]),
+    "answers.json": json.dumps([*FINE, {"path": 3, "status": "x"}]),
+    "process/environment.json": '{"NCCL_DEBUG_FILE": "/x", "NCCL_P2P_DISABLE": "1"}',
+    "process/cmdline.json": '["python", "--tp-size", "8", "--x"]',
+    "config/etc/sglang/launch.yaml": "speculative-num-steps: 9999999\n",
+    "nccl/h.1": known.NCCL,
+    "flight/tmp/nccl_trace_rank_3.json": '{"entries": [{"collective_seq_id": 3, "state": "started"}, 4]}',
+    "node/kernel.log": "NVRM: Xid (PCI:0000:a1:00): 79, x\n",
+    "system/df.txt": "tmpfs tmpfs 64M 64M 0 100% /dev/shm\n",
+    "system/devices.txt": "/dev:\ncrw-rw-rw- 1 root root 510,   0 Nov 29 09:00 nvidia-uvm\n",
+    "system/proc/devices": "508 nvidia-uvm\n",
+    "system/gpus.txt": "GPU 00000000:01:00.0\n    BAR1 Memory Usage\n        Total    : 256 MiB\n",
+    "system/gpu-processes.txt": "4711, python, 5 MiB\n",
+    "system/listing.txt": "9 2026-11-29T09:00:00Z /dev/shm/nccl-x\n",
+    "system/libraries.txt": "9 2026-11-29T09:00:00Z /usr/lib/libcuda.so.580.95.05\n",
+    "system/proc/driver/nvidia/version": "Kernel Module 580.95.06\n",
+    "system/memory.events": "high 9\noom_kill 99999999999999999999\n",
+}
+
+
+@QUICK
+@given(st.data())
+def test_every_bundle_has_a_diagnosis(data: st.DataObject) -> None:
+    manifest = {"schema": 2, "host": "h", "unit": "sglang.service", "time": "2026-11-29T103000Z", "files": [3, {}]}
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "manifest.json").write_text(json.dumps(manifest))
+        for name in data.draw(st.lists(st.sampled_from(sorted(FILES)), unique=True)):
+            raw = FILES[name].encode()
+            at = data.draw(st.integers(0, len(raw)))
+            path = Path(directory) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(raw[:at] + data.draw(st.binary(max_size=9)) + raw[data.draw(st.integers(0, len(raw))) :])
+        found = diagnose(read(Path(directory)))
+    assert all(line.isprintable() for line in render(found).splitlines())
+    assert found.verdict.why
+    json.dumps(found.as_dict())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import proxmox
+from pivot import proxmox, proxmox_values
 from pivot.findings import Severity
 from pivot.proxmox_refusals import explain, task_failed, transient
 
@@ -104,10 +104,12 @@ def test_a_container_of_another_name_is_somebody_elses():
 
 
 def test_the_address_that_a_configuration_asks_for():
-    assert proxmox.static_address({"net0": "name=eth0,bridge=vmbr0,ip=192.0.2.31/24,gw=192.0.2.1"}) == "192.0.2.31"
-    assert proxmox.static_address({"net0": "name=eth0,bridge=vmbr0,ip=dhcp"}) is None
-    assert proxmox.static_address({"net0": "name=eth0,bridge=vmbr0"}) is None
-    assert proxmox.static_address({}) is None
+    assert (
+        proxmox_values.static_address({"net0": "name=eth0,bridge=vmbr0,ip=192.0.2.31/24,gw=192.0.2.1"}) == "192.0.2.31"
+    )
+    assert proxmox_values.static_address({"net0": "name=eth0,bridge=vmbr0,ip=dhcp"}) is None
+    assert proxmox_values.static_address({"net0": "name=eth0,bridge=vmbr0"}) is None
+    assert proxmox_values.static_address({}) is None
 
 
 def test_pending_keys_from_the_recording():
@@ -150,7 +152,7 @@ def test_refusals_become_one_sentence_with_a_fix(status, reason, errors, code, w
     ("text", "gib"), [("700G", 700.0), ("8", 8.0), ("1T", 1024.0), ("512M", 0.5), ("vm-1.raw", None)]
 )
 def test_sizes(text, gib):
-    assert proxmox.size_gib(text) == gib
+    assert proxmox_values.size_gib(text) == gib
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,11 @@ def test_sizes(text, gib):
         ({"mp0": "fast:subvol-1,mp=/models"}, {"mp0": "fast:subvol-1,mp=/models,size=700G"}),
         ({"startup": "up=5,order=2"}, {"startup": "order=2,up=5"}),
         ({"nameserver": "192.0.2.1 192.0.2.2"}, {"nameserver": "192.0.2.1,192.0.2.2"}),
+        ({"searchdomain": "a.example, b.example"}, {"searchdomain": "a.example b.example"}),
+        ({"tags": "GPU;Pivot"}, {"tags": "gpu;pivot"}),
+        ({"cpulimit": "2.0", "cores": "4"}, {"cpulimit": 2, "cores": 4}),
+        ({"description": "a\n\nb\n"}, {"description": "a\n\nb"}),
+        ({"net0": "name=eth0,host-managed=0"}, {"net0": "name=eth0,hwaddr=A,type=veth"}),
     ],
 )
 def test_what_says_the_same_is_no_difference(wanted, actual):
@@ -187,10 +194,13 @@ def test_what_says_the_same_is_no_difference(wanted, actual):
         ({"dev0": "/dev/nvidia0"}, {"dev0": "/dev/nvidia0,gid=44"}),
         ({"net0": "name=eth0,bridge=vmbr0"}, {"net0": "name=eth0,bridge=vmbr0,tag=7,type=veth"}),
         ({"net0": "name=eth0,bridge=vmbr0"}, {"net0": "name=eth0,bridge=vmbr0,firewall=1"}),
-        ({"mp0": "fast:700,mp=/models,backup=1"}, {"mp0": "fast:subvol-1,mp=/models,size=700G"}),
-        ({"mp0": "slow:700,mp=/models"}, {"mp0": "fast:subvol-1,mp=/models,size=700G"}),
-        ({"mp0": "fast:800,mp=/models"}, {"mp0": "fast:subvol-1,mp=/models,size=700G"}),
+        ({"mp0": "fast:subvol-2,mp=/models"}, {"mp0": "fast:subvol-1,mp=/models,size=700G"}),
+        ({"mp0": "/srv/models,mp=/models"}, {"mp0": "/srv/other,mp=/models"}),
+        ({"mp0": "fast:700,mp=/models"}, {"mp0": "/srv/models,mp=/models"}),
         ({"nameserver": "192.0.2.2 192.0.2.1"}, {"nameserver": "192.0.2.1 192.0.2.2"}),
+        ({"cpulimit": "2.5"}, {"cpulimit": 2}),
+        ({"description": " a"}, {"description": "a\n"}),
+        ({"tags": "a"}, {"tags": "a;b"}),
     ],
 )
 def test_a_real_difference_is_one_key_to_send_and_no_other(wanted, actual):
@@ -220,6 +230,88 @@ def test_keys_that_shall_not_be_there_are_removed_by_name():
     assert plan.findings == ()
 
 
+def test_a_changed_interface_keeps_its_hardware_address():
+    actual = {"net0": "name=eth0,bridge=vmbr0,hwaddr=BC:24:11:00:00:01,ip=dhcp,type=veth"}
+    plan = proxmox.plan("infer", {"net0": "name=eth0,bridge=vmbr0,ip=dhcp,firewall=1"}, actual)
+    assert plan.set == {"net0": "name=eth0,bridge=vmbr0,ip=dhcp,firewall=1,hwaddr=BC:24:11:00:00:01"}
+    wanted = {"net0": "name=eth0,bridge=vmbr0,ip=dhcp,hwaddr=BC:24:11:00:00:02"}
+    assert proxmox.plan("infer", wanted, actual).set == wanted
+
+
+MOUNT = {"mp0": "fast:subvol-1,mp=/models,size=700G"}
+
+
+def test_changed_options_of_a_mount_keep_its_volume():
+    plan = proxmox.plan("infer", {"mp0": "fast:700,mp=/models,backup=1"}, MOUNT)
+    assert plan.set == {"mp0": "fast:subvol-1,mp=/models,backup=1,size=700G"}
+    assert not plan.findings
+    assert proxmox.plan("infer", {"mp0": "fast:0.5,mp=/m"}, {"mp0": "fast:x,mp=/n,size=512M"}).set == {
+        "mp0": "fast:x,mp=/m,size=512M"
+    }
+
+
+@pytest.mark.parametrize("wanted", ["slow:700,mp=/models", "fast:800,mp=/models"])
+def test_a_volume_is_never_replaced_by_an_empty_one(wanted):
+    (finding,) = proxmox.plan("infer", {"mp0": wanted}, MOUNT).findings
+    assert (finding.code, finding.severity) == ("PVE-VOLUME", Severity.ERROR)
+    assert "mp0 is a volume on fast with 700 GiB" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("wanted", "actual"),
+    [
+        ("fast:700,mp=/models", {}),  # a new mount point
+        ("fast:700,mp=/models", MOUNT),
+        ("fast:subvol-2,mp=/models", MOUNT),  # somebody names another volume
+        ("/srv/models,mp=/models", MOUNT),
+    ],
+)
+def test_a_volume_may_be_made_or_named(wanted, actual):
+    assert not proxmox.plan("infer", {"mp0": wanted}, actual).findings
+
+
+@pytest.mark.parametrize(
+    ("wanted", "codes"), [("ct:2", ["PVE-ROOTFS-SIZE"]), ("ct:1", []), ("other:1", []), ("ct:vm-1.raw", [])]
+)
+def test_another_size_of_the_root_file_system_is_said_and_never_sent(wanted, codes):
+    plan = proxmox.plan("infer", {"rootfs": wanted, "dev0": "x", "dev1": "y", "net0": "z"}, CURRENT)
+    assert [finding.code for finding in plan.findings] == codes
+    assert "rootfs" not in plan.set
+
+
+@pytest.mark.parametrize(
+    ("wanted", "actual", "sent", "deleted"),
+    [
+        ("nesting=1,keyctl=0", "", "nesting=1", ()),  # an explicit 0 is a change that only root may make
+        ("nesting=1,keyctl=0,fuse=off", "nesting=1,keyctl=1", "nesting=1", ()),
+        ("nesting=0", "nesting=1", "", ("features",)),
+        ("nesting=yes,mount=nfs;cifs", "nesting=1", "nesting=1,mount=nfs;cifs", ()),
+    ],
+)
+def test_features_that_are_off_are_not_sent(wanted, actual, sent, deleted):
+    current = {"features": actual} if actual else {}
+    plan = proxmox.plan("infer", {"features": wanted}, current)
+    assert plan.set == ({"features": sent} if sent else {})
+    assert plan.delete == deleted
+
+
+def test_a_new_container_is_sent_what_says_something():
+    assert proxmox.to_create({"features": "nesting=0", "hookscript": "", "swap": "0"}) == {"swap": "0"}
+
+
+@pytest.mark.parametrize("version", ["8.2.4", "8.4", "9.0.3", "9.2.11", "9.11.1"])
+def test_a_release_that_this_was_written_for_needs_no_words(version):
+    assert proxmox.release_finding("infer", version) is None
+
+
+@pytest.mark.parametrize("version", ["7.4-3", "8.1.11", "10.0.1", ""])
+def test_any_other_release_is_named(version):
+    finding = proxmox.release_finding("infer", version)
+    assert finding is not None
+    assert (finding.code, finding.severity) == ("PVE-RELEASE", Severity.WARNING)
+    assert (version or "unknown") in finding.message
+
+
 ROOT_KEYS = {"dev0": "/dev/nvidia0", "features": "nesting=1,fuse=1", "mp0": "/srv,mp=/srv", "hookscript": "local:x"}
 
 
@@ -228,8 +320,10 @@ ROOT_KEYS = {"dev0": "/dev/nvidia0", "features": "nesting=1,fuse=1", "mp0": "/sr
     [
         (ROOT_KEYS, None, ["dev0", "features", "mp0", "hookscript"]),
         ({"features": "nesting=1"}, {"features": "nesting=1,keyctl=1"}, ["features"]),  # a removed flag is a change
-        ({"features": "nesting=1,keyctl=1"}, {"features": "keyctl=1"}, []),
-        ({"features": "nesting=1"}, None, []),
+        ({"features": "nesting=1,keyctl=1"}, {"features": "keyctl=1", "unprivileged": 1}, []),
+        ({"features": "nesting=1", "unprivileged": "1"}, None, []),
+        ({"features": "nesting=1", "unprivileged": "0"}, None, ["features"]),  # all of a privileged one
+        ({"features": "nesting=1"}, {"features": ""}, ["features"]),
         ({"mp0": "fast:700,mp=/models"}, None, []),
         ({"memory": "1", "net0": "name=eth0"}, None, []),
     ],

@@ -328,6 +328,15 @@ def test_what_the_kernel_says_all_the_time_is_silent(tmp_path: Path) -> None:
     assert codes(serves(tmp_path, **{"node/kernel.log": kernel})) == []
 
 
+def test_devices_that_came_after_the_container_h04(tmp_path: Path) -> None:
+    line = "2026-11-29T09:00:01+0000 pve1 pve-container[9]: lxc-pve-prestart-hook: Could not get mode or device ID of /dev/nvidia-uvm\n"
+    found = serves(tmp_path, **{"node/container.log": line})
+    assert (found.verdict.state, codes(found)) == (State.SERVING, ["DIAG-DEVICE-LATE"])
+    (tmp_path / "well").mkdir()
+    line = "2026-11-29T09:00:01+0000 pve1 systemd[1]: Started pve-container@101.service - PVE LXC Container: 101.\n"
+    assert codes(serves(tmp_path / "well", **{"node/container.log": line})) == []
+
+
 def test_xids_from_before_the_last_boot_are_past_b13(tmp_path: Path) -> None:
     kernel = (
         "2026-11-28T10:00:00+0000 pve1 kernel: NVRM: Xid (PCI:0000:a1:00): 79, GPU has fallen off the bus.\n"

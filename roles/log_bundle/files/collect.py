@@ -1,7 +1,8 @@
 """Collect logs and state of one service into a private directory of this host, secrets masked.
 
-Sent to the host in one piece with `pivot.redact` (see `pivot.bundle.collector`). Standard library only, Python 3.9.
-Argument: JSON with ``rows`` (of `pivot.bundle.table`), ``unit``, ``total_limit`` in bytes and what it is,
+Sent to the host in one piece with its other parts and `pivot.redact` (see `pivot.bundle.collector`). Standard library
+only, Python 3.9.
+Argument: JSON with ``rows`` (of `pivot.bundle_table.table`), ``unit``, ``total_limit`` in bytes and what it is,
 ``directories`` (where the private directory may be made), ``prompts`` (whether texts of requests may stay) and
 ``owner`` (for whom: what an interrupted run left for the same one goes). Prints one JSON object: ``staging``,
 ``entries`` (one for each file, or for what is missing with the reason), ``context``.
@@ -13,189 +14,34 @@ from __future__ import annotations
 import collections
 import contextlib
 import glob
-import hashlib
-import http.client
-import io
 import json
 import os
-import pickle
 import re
 import resource
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
+
+from collect_look import expand, flight, look, process, properties, scalar, sha256
+from collect_server import Server
+from collect_text import MissingError, Sink, copy_file, journal, put, run, stream
 
 from pivot.redact import MASK, Redactor, secret_name, secret_values
 
 PREFIX = "pivot-bundle-"
 STALE_SECONDS = 6 * 3600  # a staging directory this old belongs to a run that died, whoever it was for
-TIMEOUT = 60
-MAX_LINE = 1 << 20
-BLOCK = 1 << 18
 KEEP_FREE = 64 << 20
 MAX_PROCESSES = 256
-PATHS = ("/health", "/model_info", "/server_info", "/metrics")
-ASK_SECONDS = 22  # SGLang's own limit for /health is 20
-ANSWER_LIMIT = 4 << 20
 LIST_PACKAGES = (
     "import importlib.metadata as m, json, sys; "
     "json.dump({'python': sys.version, 'packages': dict(sorted((d.metadata['Name'], d.version) "
     "for d in m.distributions()))}, sys.stdout, indent=1)"
 )
-
-
-class MissingError(Exception):
-    """An item that could not be collected; failed says that it should have been there."""
-
-    def __init__(self, reason: str, failed: bool = False) -> None:
-        super().__init__(reason)
-        self.failed = failed
-
-
-class Sink:
-    """One file of the bundle: lines come in, masked blocks go out, never more than the limit."""
-
-    def __init__(self, path: Path, redactor: Redactor) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        self.redactor = redactor
-        self.digest = hashlib.sha256()
-        self.lines: list[str] = []
-        self.pending = 0
-        self.cuts: list[str] = []
-
-    def block(self, raw: bytes) -> None:
-        """Add whole lines at once; a key that goes on after them stays with what follows."""
-        text = raw.decode("utf-8", "surrogateescape")
-        self.lines.append(text)
-        self.pending += len(text)
-        if self.pending >= BLOCK:
-            inside_key = "-----BEGIN " in text and text.rfind("-----BEGIN ") > text.rfind("-----END ")
-            if not inside_key or self.pending >= 4 * BLOCK:
-                self.flush()
-
-    def line(self, raw: bytes, cut_end: bool = False) -> None:
-        """Add one line; cut_end says that its end is missing, so that its last word may be part of a secret."""
-        text = raw.decode("utf-8", "surrogateescape")
-        if cut_end:
-            self.flush()
-            text = self.redactor.text(text, cut_end=True) + "\n"
-            if "a line was cut" not in self.cuts:
-                self.cuts.append("a line was cut")
-        self.lines.append(text)
-        self.pending += len(text)
-        if self.pending >= BLOCK:
-            recent = "".join(self.lines[-99:])
-            inside_key = recent.rfind("-----BEGIN ") > recent.rfind("-----END ")  # is masked as one piece
-            if not inside_key or self.pending >= 2 * BLOCK:
-                self.flush()
-
-    def cut(self, note: str) -> None:
-        """Leave a mark in the text, and the note for the manifest, that something is left out here."""
-        self.flush()
-        self.cuts.append(note)
-        self.put(f"[cut: {note}]\n".encode())
-
-    def put(self, raw: bytes) -> None:
-        """Write bytes as they are, into the hash too."""
-        self.file.write(raw)
-        self.digest.update(raw)
-
-    def flush(self) -> None:
-        """Mask and write what has come in so far."""
-        if self.lines:
-            text = self.redactor.text("".join(self.lines))
-            self.put(text.encode("utf-8", "surrogateescape"))
-            self.lines, self.pending = [], 0
-
-    def close(self) -> None:
-        """Write the rest."""
-        self.flush()
-        self.file.close()
-
-
-def pump(source: Any, sink: Sink, limit: int) -> int:
-    """Lines from a file to sink, at most `limit` bytes; returns how many were taken."""
-    taken = 0
-    while limit - taken >= BLOCK:  # as long as lines are shorter than that, many at once
-        chunk = source.read(BLOCK)
-        end = chunk.rfind(b"\n") + 1
-        source.seek(end - len(chunk), os.SEEK_CUR)
-        if not end:
-            break
-        taken += end
-        sink.block(chunk[:end])
-    while taken < limit:
-        raw = source.readline(min(MAX_LINE, limit - taken))
-        if not raw:
-            break
-        taken += len(raw)
-        whole = raw.endswith(b"\n") or not source.peek(1)
-        sink.line(raw, cut_end=not whole)
-        if not whole:
-            taken += skip_line(source, limit - taken)
-    return taken
-
-
-def skip_line(source: io.BufferedReader, limit: int) -> int:
-    """Read on to the end of the line, at most `limit` bytes; returns how many were read."""
-    skipped = 0
-    while skipped < limit:
-        raw = source.readline(min(MAX_LINE, limit - skipped))
-        skipped += len(raw)
-        if not raw or raw.endswith(b"\n"):
-            break
-    return skipped
-
-
-def copy_file(path: Path, sink: Sink, limit: int) -> None:
-    """The file as it is now: whole, or its first quarter and its end, with a mark between."""
-    with path.open("rb") as source:
-        size = os.fstat(source.fileno()).st_size
-        if size <= limit:
-            pump(source, sink, size or limit)
-            if not size and source.read(1):  # files of /proc and /sys have no size
-                sink.cut(f"more than {limit} bytes")
-            return
-        head = pump(source, sink, limit // 4)
-        start = max(head, size - (limit - limit // 4))
-        source.seek(start)
-        start += skip_line(source, size - start)  # its beginning, a secret's name perhaps, is gone
-        sink.cut(f"{start - head} of {size} bytes left out")
-        pump(source, sink, size - start)
-
-
-def run(argv: list[str], given: bytes = b"") -> tuple[int, bytes, str]:
-    """Exit status, output and errors of a short command, which reads what is given."""
-    environment = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-    try:
-        done = subprocess.run(argv, input=given, capture_output=True, timeout=TIMEOUT, check=False, env=environment)
-    except FileNotFoundError:
-        raise MissingError(f"there is no {argv[0]} on this host", failed=True) from None
-    except subprocess.TimeoutExpired:
-        raise MissingError(f"{argv[0]} did not end within {TIMEOUT} s", failed=True) from None
-    return done.returncode, done.stdout, done.stderr.decode(errors="replace").strip()
-
-
-def properties(unit: str) -> dict[str, str]:
-    """The unit's properties; empty where there is no systemd, and for a machine that has none of its own."""
-    if not unit:
-        return {}
-    try:
-        _, output, _ = run(["systemctl", "show", "--timestamp=us+utc", unit])
-    except MissingError:
-        return {}
-    pairs = (line.partition("=") for line in output.decode(errors="replace").splitlines())
-    return {name: value for name, _, value in pairs}
 
 
 class Collector:
@@ -213,7 +59,7 @@ class Collector:
         self.pid = int(self.unit.get("MainPID") or 0)
         self.settings = self.learn()
         self.first_look = look(self.pids())
-        self.answers: dict[str, dict[str, Any]] = {}
+        self.server = Server(self.settings, self.redactor)
 
     def pids(self) -> list[int]:
         """The processes of the unit, by its cgroup, and where that cannot be read those that descend from the first."""
@@ -386,16 +232,18 @@ class Collector:
         """What the server answers to each path, and how long that took."""
         if not self.pid:
             raise MissingError("the service is not running")
-        self.ask(row["what"][0])
-        shown = [{k: v for k, v in one.items() if k != "body"} for one in self.answers.values()]
+        self.server.ask(row["what"][0])
+        shown = [{k: v for k, v in one.items() if k != "body"} for one in self.server.answers.values()]
         raw = (json.dumps(shown, indent=1) + "\n").encode()
-        self.write(row, row["name"], row["what"][0] or self.base_url(), lambda sink, limit: put(sink, raw, limit))
+        self.write(
+            row, row["name"], row["what"][0] or self.server.base_url(), lambda sink, limit: put(sink, raw, limit)
+        )
 
     def take_answer(self, row: dict[str, Any]) -> None:
         """The text of one answer."""
         path = row["what"][1]
-        self.ask(row["what"][0])
-        one = self.answers[path]
+        self.server.ask(row["what"][0])
+        one = self.server.answers[path]
         if one["status"] != 200:
             said = one["error"] or f"answered {one['status']}"
             refused = one["status"] in (400, 401, 403)  # 404: not switched on; no answer at all: answers.json says it
@@ -404,38 +252,6 @@ class Collector:
         with contextlib.suppress(ValueError):  # an answer that is no JSON is kept as it came
             raw = (json.dumps(self.redactor.data(json.loads(raw)), indent=1) + "\n").encode()
         self.write(row, row["name"], path, lambda sink, limit: put(sink, raw, limit))
-
-    def ask(self, url: str) -> None:
-        """Ask for every path at once: a server that hangs answers none of them."""
-        if self.answers:
-            return
-        url = url or self.base_url()
-        threads = [threading.Thread(target=self._ask, args=(url, path), daemon=True) for path in PATHS]
-        self.answers = {
-            path: {"path": path, "status": None, "seconds": ASK_SECONDS, "error": "no answer"} for path in PATHS
-        }
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(ASK_SECONDS + 5)
-
-    def _ask(self, url: str, path: str) -> None:
-        request = urllib.request.Request(url + path)  # noqa: S310 - http, and from the service's own settings
-        if self.settings.get("api-key"):
-            request.add_header("Authorization", "Bearer " + self.settings["api-key"])
-        begin = time.monotonic()
-        answer: dict[str, Any] = {"path": path, "status": None, "error": "", "body": b""}
-        try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                request, timeout=ASK_SECONDS
-            ) as reply:
-                answer.update(status=reply.status, body=reply.read(ANSWER_LIMIT))
-        except urllib.error.HTTPError as error:
-            answer.update(status=error.code, error=str(error.reason))
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            answer["error"] = self.redactor.text(str(getattr(error, "reason", error)))
-        answer["seconds"] = round(time.monotonic() - begin, 1)
-        self.answers[path] = answer
 
     def take_nccl(self, row: dict[str, Any]) -> None:
         """NCCL's log files: those that were named, and those that the process's NCCL_DEBUG_FILE names."""
@@ -559,14 +375,6 @@ class Collector:
             raise MissingError("the engine's interpreter is not known: the service does not run and none was named")
         self.take_command({**row, "what": [python, "-I", "-c", LIST_PACKAGES]})
 
-    def base_url(self) -> str:
-        """Where the server listens, from its configuration."""
-        host, port = self.settings.get("host", "127.0.0.1"), self.settings.get("port")
-        if not port:
-            raise MissingError("the server's port is in none of the configuration files, and no url was given")
-        host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
     def take_journal(self, row: dict[str, Any]) -> None:
         """The unit's journal since its current start, or before it."""
         unit, part = row["what"]
@@ -588,158 +396,6 @@ class Collector:
     def is_absent(self) -> bool:
         """Whether the unit does not exist here, which explains every failure about it."""
         return bool(self.request["unit"]) and self.unit.get("LoadState") in (None, "not-found")
-
-
-def journal(base: list[str], sink: Sink, limit: int, head: bool) -> None:
-    """Entries in their order: all, or the beginning (if head) and the end, with a mark between."""
-    first, more = stream(base, limit)
-    if not more:
-        for raw in first:
-            sink.line(raw)
-        return
-    beginning: list[bytes] = []
-    size = 0
-    while head and first and size + len(first[0]) <= limit // 4:
-        size += len(first[0])
-        beginning.append(first.popleft())
-    average = max(16, limit // max(1, len(first) + len(beginning)))
-    last, _ = stream([*base, f"--lines={2 * limit // average}"], limit - size, keep_end=True)
-    for raw in beginning:
-        sink.line(raw)
-    kept = sum(len(raw) for raw in last)
-    sink.cut(
-        f"only the first {size} and the last {kept} bytes are here" if head else f"only the last {kept} bytes are here"
-    )
-    for raw in last:
-        sink.line(raw)
-
-
-def stream(argv: list[str], limit: int, keep_end: bool = False) -> tuple[collections.deque[bytes], bool]:
-    """The first `limit` bytes of a command's output as lines (or the last, keep_end), and whether there was more."""
-    lines: collections.deque[bytes] = collections.deque()
-    size, more = 0, False
-    try:
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-            output, problems = child.stdout, child.stderr
-            assert output is not None and problems is not None  # noqa: S101 - pipes were asked for
-            for raw in iter(lambda: output.readline(MAX_LINE), b""):
-                lines.append(raw)
-                size += len(raw)
-                if size > limit and keep_end:
-                    while size > limit and len(lines) > 1:
-                        size -= len(lines.popleft())
-                elif size > limit:
-                    lines.pop()
-                    more = True
-                    child.terminate()
-                    break
-            errors = b"" if more else problems.read(2000)
-    except FileNotFoundError:
-        raise MissingError(f"there is no {argv[0]} on this host", failed=True) from None
-    if child.returncode and not more:
-        raise MissingError(
-            f"{argv[0]} ended with {child.returncode}: {errors.decode(errors='replace').strip()}", failed=True
-        )
-    return lines, more
-
-
-def put(sink: Sink, raw: bytes, limit: int) -> None:
-    """A short output; cut at a line's end where it is longer than the limit."""
-    kept = raw if len(raw) <= limit else raw[: raw.rfind(b"\n", 0, limit) + 1] or raw[:limit]
-    for line in kept.splitlines(keepends=True):
-        sink.line(line, cut_end=len(kept) < len(raw) and not line.endswith((b"\n", b"\r")))
-    if len(kept) < len(raw):
-        sink.cut(f"{len(raw) - len(kept)} of {len(raw)} bytes left out")
-
-
-def expand(patterns: list[str]) -> list[Path]:
-    """The files behind paths, directories (with all below) and globs, each once, in order; never a device or socket."""
-    found: dict[str, None] = {}
-    for pattern in patterns:
-        for name in sorted(glob.glob(pattern)):
-            if os.path.isdir(name) and not os.path.islink(name):
-                for directory, _, files in sorted(os.walk(name)):
-                    found.update(dict.fromkeys(os.path.join(directory, file) for file in sorted(files)))
-            else:
-                found[name] = None
-    return [Path(name) for name in found if stat.S_IFMT(os.lstat(name).st_mode) in (stat.S_IFREG, stat.S_IFLNK)]
-
-
-def process(pid: int) -> tuple[dict[str, str], list[str]]:
-    """Environment and command line of a process; both empty once it is gone."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "surrogateescape")
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape")
-    except (FileNotFoundError, ProcessLookupError):
-        raise MissingError("the service's main process has just ended") from None
-    pairs = (variable.partition("=") for variable in raw.split("\0") if variable)
-    return {name: value for name, _, value in pairs}, arguments.rstrip("\0").split("\0")
-
-
-def scalar(text: str) -> str:
-    """A plain or quoted one-line YAML or JSON scalar, without the comment behind it."""
-    quoted = re.match(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^']|'')*)'", text)
-    if quoted is None:
-        return re.sub(r"\s+#.*", "", text).rstrip(",")
-    if quoted.group(2) is not None:
-        return quoted.group(2).replace("''", "'")
-    try:
-        return str(json.loads(quoted.group()))
-    except ValueError:
-        return quoted.group(1)
-
-
-def look(pids: list[int]) -> dict[str, Any]:
-    """State and CPU seconds of processes, as /proc shows them now."""
-    tick = os.sysconf("SC_CLK_TCK")
-    found: dict[int, dict[str, Any]] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            head, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-            words = rest.split()
-            waits = ""
-            with contextlib.suppress(OSError):
-                waits = Path(f"/proc/{pid}/wchan").read_text()
-            found[pid] = {
-                "name": head.partition("(")[2],
-                "state": words[0],
-                "parent": int(words[1]),
-                "threads": int(words[17]),
-                "seconds": round((int(words[11]) + int(words[12])) / tick, 2),
-                "resident_mib": int(words[21]) * os.sysconf("SC_PAGE_SIZE") >> 20,
-                "waits_in": waits,
-            }
-    return {"at": time.monotonic(), "processes": found}
-
-
-class Plain(pickle.Unpickler):
-    """Reads containers, texts and numbers; a pickle that names any class is refused, so nothing of it can run."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Nothing is found."""
-        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
-
-
-def flight(path: Path, limit: int) -> bytes:
-    """A flight-recorder dump as JSON; MissingError says why it cannot be read."""
-    size = path.stat().st_size
-    if size > limit:
-        raise MissingError(f"not copied: {size} bytes are more than the limit", failed=True)
-    try:
-        content = Plain(io.BytesIO(path.read_bytes())).load()
-        return (json.dumps(content, indent=1, default=str) + "\n").encode("utf-8", "surrogateescape")
-    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, ValueError,
-            TypeError, RecursionError, MemoryError, OverflowError) as error:  # fmt: skip
-        raise MissingError(f"not copied: no flight-recorder dump that can be read: {error}") from None
-
-
-def sha256(path: Path) -> str:
-    """Hash of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as source:
-        for block in iter(lambda: source.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def make_staging(directories: list[str], owner: str) -> tuple[Path, int]:

@@ -14,3 +14,8 @@ With "do": "read sample" or "match sample" it compares a stored training sample 
     '{"do": ..., "sample": file, "target": directory, "tensors": [...], "count": 2, "longest": 256}'
 It prints one JSON object; with a sentence under "failed" it exits with 3.
 """
+
+import os
+
+# waiting threads spin by default: beside a busy server the evaluation takes ten times as long then, and slows it down
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
