@@ -6,7 +6,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import engine, findings, patches, redact, releases, transfer, wheelhouse
+from pivot import engine, findings, patches, releases, transfer, wheelhouse
+from pivot.secret_names import secret_name
 
 
 def _release(settings: Mapping[str, Any]) -> engine.Release:
@@ -123,7 +124,7 @@ def record(
 
 def told(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables whose names do not say secret: those of a task stand on its host's command lines."""
-    return {name: value for name, value in environment.items() if not redact.secret_name(name)}
+    return {name: value for name, value in environment.items() if not secret_name(name)}
 
 
 def send(source: str, destination: str, connection: Mapping[str, Any]) -> list[str]:
