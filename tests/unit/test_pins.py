@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from pivot import pins, weights
+from pivot import manifest, pins
 
 LOCK_SHA256 = "473c05452e70a932b7ac0a10925fba7f580189f2ec88e7997a3670e978bab76c"  # sha256sum of the lock below
 REGISTRY = {
@@ -85,7 +85,7 @@ def test_the_command_for_a_manifest_is_complete(place, capsys):
     words = finding.fix.split()
     (place / "src/config.json").write_text("{}")
     at = {"src": str(place / "src"), words[-1]: str(place / words[-1])}
-    assert weights.main([at.get(word, word) for word in words[2:]]) == 0, capsys.readouterr().err
+    assert manifest.main([at.get(word, word) for word in words[2:]]) == 0, capsys.readouterr().err
     registry["models"] = {"m": {**registry["models"]["m"], "manifest": "manifests/m.json"}}
     assert pins.check(registry, place, place / "inventory/mine") == []
 
