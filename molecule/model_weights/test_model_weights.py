@@ -26,7 +26,8 @@ def converge(request: pytest.FixtureRequest) -> Any:
     def run(*options: str, fails: bool = False, playbook: str = "converge.yml") -> tuple[str, int]:
         inventory = request.config.getoption("--ansible-inventory")
         line = [sys.executable, "-m", "ansible", "playbook", "--inventory", inventory, *options, playbook]
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")}
+        plain = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}  # molecule wants colours
+        environment = {**os.environ, **plain, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")}
         here = Path(__file__).parent
         done = subprocess.run(line, cwd=here, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode != 0) == fails, done.stdout + done.stderr

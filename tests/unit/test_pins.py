@@ -68,6 +68,16 @@ def test_each_guard_fires(path, value, expected, place):
     assert found(registry, place) == [expected]
 
 
+@pytest.mark.parametrize("other", [{"hub": True}, {"paths": ["/mnt/m"]}])
+def test_a_model_that_comes_from_elsewhere_needs_no_source_here(other, place):
+    registry = copy.deepcopy(REGISTRY)
+    for source in (None, "gone"):
+        registry["models"]["m"] |= {"source": source, **other}
+        assert found(registry, place) == []
+        registry["models"]["m"] |= dict.fromkeys(other)
+        assert found(registry, place) == [("PIN-SOURCE" if source else "PIN-NULL", "m")]
+
+
 def test_a_null_names_the_command_that_fills_it(place):
     registry = copy.deepcopy(REGISTRY)
     registry["models"]["m"]["revision"] = None
