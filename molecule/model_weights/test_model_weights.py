@@ -124,7 +124,7 @@ def test_a_path_of_the_host_is_linked_and_never_written(host: Any, converge: Any
 def test_a_job_that_runs_is_followed(host: Any, converge: Any) -> None:
     """STAND-IN for a long job of an earlier run: it has that one's lock until somebody watches it."""
     host.check_output(f"printf X | dd of={RELEASE}/model.safetensors bs=1 seek=5000 conv=notrunc")
-    waits = """until pgrep -f '"action": "watch"'; do sleep 0.1; done; sleep 1"""
+    waits = """until pgrep -f '"action": "watc[h]"'; do sleep 0.1; done; sleep 1"""
     host.check_output("systemd-run --quiet --unit=stand-in-job flock /run/pivot-weights/*/alive bash -c %s", waits)
     output, _ = converge()
     assert hashes(host, RELEASE) == PINNED
@@ -149,7 +149,7 @@ def test_a_killed_unit_is_a_sentence_and_the_next_run_goes_on(host: Any, converg
 def test_only_what_is_named_and_unused_is_pruned(host: Any, converge: Any) -> None:
     prune = str(PROJECT / "playbooks/prune.yml")
     old = f"{DRAFTER['repository']}@r0"
-    host.check_output(f"cp -r {RELEASE} {BASE}/r0 && cp {RECORD} {BASE}/.verified-r0.json")
+    host.check_output(f"cp -rT {RELEASE} {BASE}/r0 && cp {RECORD} {BASE}/.verified-r0.json")
     host.check_output(f"mkdir -p /etc/sglang && echo {RELEASE} >/etc/sglang/launch.yaml")
     output, changed = converge(playbook=prune)
     assert f"{old}: can go, frees 0.5 MB" in output
