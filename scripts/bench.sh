@@ -26,3 +26,5 @@ echo "the probe: throughput with it and without it"
 scripts/probe.sh bench.py
 echo "bundles of logs"
 python scripts/bench_logs.py --transfer 1024
+echo "weights: verification and transfer"
+python scripts/bench_weights.py

@@ -87,7 +87,7 @@ def compare(left: Path, right: Path) -> list[Row]:
     keys = list(dict.fromkeys([*tables[0], *tables[1]]))
     order = {section: number for number, section in enumerate(SECTIONS)}
     rows = []
-    for section, name in sorted(keys, key=lambda key: order[key[0]]):
+    for section, name in sorted(keys, key=lambda key: (order[key[0]], key[1] if key[0] == "accept histogram" else "")):
         values = [table.get((section, name), ABSENT) for table in tables]
         if values[0] != values[1] or section in NUMBERS:
             rows.append(Row(section, name, *values))
@@ -209,13 +209,13 @@ def as_text(rows: Sequence[Row], names: tuple[str, str]) -> str:
     width = max((len(row.name) for row in rows), default=0)
     column = min(WIDE, max((len(value) for row in rows for value in (row.left, row.right)), default=0))
     column = max(column, min(WIDE, len(names[0])))
-    lines = [f"{'':<{width + 2}}{_short(names[0]):<{column}}  {_short(names[1])}"]
+    lines = [f"{'':<{width + 4}}{_short(names[0]):<{column}}  {_short(names[1])}"]
     section = ""
     for row in rows:
         if row.section != section:
             section = row.section
             lines.append(section)
-        lines.append(f"  {row.name:<{width}}{_short(row.left):<{column}}  {_short(row.right)}".rstrip())
+        lines.append(f"  {row.name:<{width}}  {_short(row.left):<{column}}  {_short(row.right)}".rstrip())
     return "\n".join(lines)
 
 

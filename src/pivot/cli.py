@@ -21,7 +21,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
     "experiment": ("pivot.experiment", "the answer of playbooks/experiment.yml, or what two answers differ in"),
     "faults": ("pivot.faults", "every finding by code, as Markdown"),
-    "manifest": ("pivot.weights", "what a model directory holds, to be pinned: hashes, config, tensors"),
+    "manifest": ("pivot.manifest", "what a model directory holds, to be pinned: hashes, config, tensors"),
     "whatif": (
         "pivot.whatif_command",
         "what a drafter would get accepted with other layers or parts, from records",

@@ -123,12 +123,14 @@ def _patches(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Findi
 
 def _model(subject: str, pin: Mapping[str, Any], root: Path, inventory: Path) -> Iterator[Finding]:
     describe = _describe(pin, inventory / (pin.get("manifest") or f"manifests/{subject.split('.', 2)[-1]}.json"), root)
-    if pin.get("source") is not None and directory_at(root / pin["source"]) is None:
+    elsewhere = bool(pin.get("paths") or pin.get("hub"))  # the hosts' own directories, or the hub
+    if pin.get("source") is not None and not elsewhere and directory_at(root / pin["source"]) is None:
         message = f"the source {pin['source']} is no directory of this controller"
         fix = "put the files of the pinned revision there, or correct source; hosts that have them need no source: "
         yield _finding("PIN-SOURCE", subject, message, f"{fix}--skip-tags preflight")
     fills = {"revision": f"{describe}, then revision: COMMIT", "manifest": describe}
-    yield from _empty(subject, pin, MODEL_KEYS, fills)
+    needed = tuple(key for key in MODEL_KEYS if not (key == "source" and elsewhere))
+    yield from _empty(subject, pin, needed, fills)
     if pin.get("manifest") is not None:
         yield from _manifest(subject, pin, inventory / pin["manifest"], describe)
     contract = pin.get("contract")

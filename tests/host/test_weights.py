@@ -17,7 +17,7 @@ def test_every_model_is_complete_and_read_only(host: Host, settings: Settings) -
     for model in settings["model_weights_models"]:
         path = f"{settings['model_weights_root']}/{model['repository']}/{model['revision']}"
         wanted = {name: file["size"] for name, file in json.loads(Path(model["manifest"]).read_text())["files"].items()}
-        listing = host.check_output("find %s -mindepth 1 -printf '%%y %%m %%U %%s %%P\\n'", path)
+        listing = host.check_output("find -L %s -mindepth 1 -printf '%%y %%m %%U %%s %%P\\n'", path)
         found = [line.split(" ", 4) for line in listing.splitlines()]
         sizes = {name: int(size) for kind, _, _, size, name in found if kind == "f"}
         assert {name: sizes.get(name) for name in wanted} == wanted, path

@@ -31,7 +31,7 @@ from typing import IO
 import pytest
 import yaml
 
-from pivot import weights
+from pivot import manifest as manifests
 
 from .conftest import FIGURES, ROOT, containers_api, delete, existing
 
@@ -246,7 +246,7 @@ def test_provision(cut, deployed, lab, controller, host, second):
 
 WEIGHTS = cuts(
     ("model_weights : Send the files", 0.3, 1.2, 3),
-    ("model_weights : Verify on the host", 0.2, 0.7, 1),
+    ("model_weights : Fetch, verify and publish", 0.0, 0.7, 1),
     ("model_weights : Prepare the incoming", 0.0, 0.4, 1),
 )
 
@@ -261,7 +261,7 @@ def padded(place):
         for _ in range(PADDING_MIB):
             stream.write(os.urandom(1 << 20))
     manifest = place / "padding.json"
-    assert weights.main([str(source), "--repository", "pivot-lab/padding", "--output", str(manifest)]) == 0
+    assert manifests.main([str(source), "--repository", "pivot-lab/padding", "--output", str(manifest)]) == 0
     revision = yaml.safe_load(manifest.read_text())["revision"]
     lab = yaml.safe_load((ROOT / "inventory/lab/group_vars/inference/weights.yml").read_text())["model_weights_models"]
     padding = {

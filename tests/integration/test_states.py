@@ -72,8 +72,9 @@ def test_healthy(deployed: Any, controller: Any, host: Any, lab: dict[str, Any])
     assert brought >= {"node/facts.json", "node/container.conf", "server_info.json", "process/environment.json"}
 
 
-def test_collect_while_preflight_has_errors(deployed: Any, controller: Any) -> None:
-    wrong = ("-e", '{"sglang_server_launch": {"no-such-flag": 1}}')
+def test_collect_while_preflight_has_errors(deployed: Any, controller: Any, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yml").write_text("sglang_server_launch: {no-such-flag: 1}\n")
+    wrong = ("-e", f"@{tmp_path}/wrong.yml")
     assert controller.play("playbooks/preflight.yml", *wrong).status == "failed"
     run = controller.play("deploy.yml", "--tags", "collect", *wrong)
     assert run.status == "successful", run.output[-4000:]

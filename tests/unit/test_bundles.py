@@ -76,6 +76,7 @@ def test_what_matters_side_by_side(pair: tuple[Path, Path]) -> None:
     assert rows[("figures", "accept length")] == ("1.02", "2.975")
     assert rows[("accept histogram", "1.00")] == ("100%", "-")
     assert rows[("accept histogram", "3.00")] == ("-", "75%")
+    assert [name for section, name in rows if section == "accept histogram"] == ["1.00", "2.50", "3.00"]
     assert rows[("findings", "DIAG-ACCEPT-NONE")][1] == "-"
     assert rows[("phases", "imports")] == ("60.0 s", "60.0 s")
     assert rows[("container", "memory")] == ("6144", "8192")

@@ -21,10 +21,10 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pivot import check, descriptions, engine_models, findings, inventory, model, pins, weights
+from pivot import check, descriptions, engine_models, findings, inventory, manifest, model, pins, tensors
 from pivot.check import Host, Whole
 from pivot.pair import Pair
-from pivot.weights import WeightsError
+from pivot.tensors import WeightsError
 
 ROOT = Path(__file__).parents[2]
 SOAK = bool(os.environ.get("PIVOT_SOAK"))
@@ -241,14 +241,14 @@ def test_any_model_directory_has_a_manifest_or_one_sentence(tmp_path_factory, co
     out, complaint = place.parent / "manifest.json", io.StringIO()
     out.unlink(missing_ok=True)
     with in_time(), contextlib.redirect_stderr(complaint):
-        status = weights.main([str(place), "--output", str(out)])
+        status = manifest.main([str(place), "--output", str(out)])
     if status:
         assert status == 1
         readable(complaint.getvalue())
         assert complaint.getvalue().count("\n") == 1
         assert len(complaint.getvalue()) <= LONGEST + 20
     else:
-        again = weights.load_manifest(out)
+        again = manifest.load_manifest(out)
         assert again.files.keys() == {"model.safetensors", "config.json"}
 
 
@@ -257,7 +257,7 @@ def test_any_model_directory_has_a_manifest_or_one_sentence(tmp_path_factory, co
                files=st.dictionaries(TEXTS, objects(sha256=beside("0" * 64), size=beside(1)), max_size=2)))  # fmt: skip
 def test_any_manifest_is_read_or_refused_in_a_sentence(data):
     try:
-        weights.parse_manifest(data, "m.json")
+        manifest.parse_manifest(data, "m.json")
     except WeightsError as error:
         readable(str(error))
         assert len(str(error)) <= LONGEST
@@ -270,11 +270,11 @@ def test_lies_about_sizes_cost_no_memory(tmp_path):
         for length in (2**64 - 1, 2**63, 99_000_000, 1000):
             path.write_bytes(struct.pack("<Q", length) + b"{}")
             with pytest.raises(WeightsError):
-                weights.read_header(path)
+                tensors.read_header(path)
         huge = {"d2t": {"dtype": "I64", "shape": [2**40], "data_offsets": [0, 2**43]}}
         path.write_bytes(safetensors(json.dumps(huge).encode(), b""))
         with pytest.raises(WeightsError):
-            weights.read_header(path)
+            tensors.read_header(path)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -313,14 +313,14 @@ def test_a_model_directory_with_links_in_a_circle(tmp_path):
     for name in ("itself", "config.json"):
         (tmp_path / name).symlink_to(tmp_path / name)
     with in_time(), pytest.raises(WeightsError, match="symbolic link"):
-        weights.list_files(tmp_path)
+        manifest.list_files(tmp_path)
     with in_time(), pytest.raises(WeightsError, match="is not a directory"):
-        weights.list_files(tmp_path / "itself")
+        manifest.list_files(tmp_path / "itself")
     os.mkfifo(tmp_path / "model.safetensors")
     (tmp_path / "itself").unlink()
     (tmp_path / "config.json").unlink()
     with in_time(), pytest.raises(WeightsError, match="not a regular file"):
-        weights.list_files(tmp_path)
+        manifest.list_files(tmp_path)
 
 
 # --- wheels

@@ -523,6 +523,28 @@ def test_the_engine_is_the_locked_one():
     assert (engine["accelerator"], engine["python"], engine["version"]) == ("cuda", "3.12", "0.5.23")
 
 
+def test_two_hosts_serve_two_models_from_one_inventory(filled):
+    own = filled.mine / "host_vars/llm02.yml"
+    own.parent.mkdir()
+    own.write_text(
+        "pinned_target: {repository: a/other, revision: r7, manifest: manifests/o.json, source: null, hub: yes}\n"
+    )
+    show = "var=model_weights_models"
+    try:
+        done = filled.run("ansible", "-i", "inventory/mine", "inference", "-m", "ansible.builtin.debug", "-a", show)
+    finally:
+        shutil.rmtree(own.parent)
+    hosts = {text.split(" ", 1)[0]: text for text in re.split(r"^(?=llm0)", done.stdout, flags=re.MULTILINE) if text}
+    first, second = (
+        yaml.safe_load(hosts[name].split("=>", 1)[1])["model_weights_models"] for name in ("llm01", "llm02")
+    )
+    assert [model["repository"] for model in first] == ["moonshotai/Kimi-K2.5", "AQ-MedAI/Kimi-K25-eagle3"]
+    assert [model["repository"] for model in second] == ["a/other", "AQ-MedAI/Kimi-K25-eagle3"]
+    assert (first[0]["source"].endswith("/Kimi-K2.5"), first[0]["hub"]) == (True, False)
+    assert (second[0]["source"], second[0]["hub"], second[0]["revision"]) == ("", True, "r7")
+    assert second[0]["manifest"].endswith("/inventory/mine/manifests/o.json")
+
+
 def test_every_role_variable_has_its_type_and_no_required_one_is_missing(rendered):
     for host in ("llm01", "llm02"):
         values = rendered[host]["variables"]

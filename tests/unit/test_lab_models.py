@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pivot import weights
+from pivot import manifest
 
 PROJECT = Path(__file__).parents[2]
 MODELS = PROJECT / "lab/models"
@@ -38,8 +38,8 @@ def read(path: Path) -> Any:
 
 @pytest.mark.parametrize(("directory", "name"), [("target", "kimi-k25-tiny"), ("drafter", "kimi-k25-tiny-eagle3")])
 def test_manifest_is_that_of_the_committed_files(directory: str, name: str) -> None:
-    pinned = weights.load_manifest(MANIFESTS / f"{name}.json")
-    assert weights.build_manifest(MODELS / directory, f"pivot-lab/{name}") == pinned
+    pinned = manifest.load_manifest(MANIFESTS / f"{name}.json")
+    assert manifest.build_manifest(MODELS / directory, f"pivot-lab/{name}") == pinned
 
 
 def test_layer_ids_show_when_they_are_lost() -> None:

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from pivot import pins, weights
+from pivot import manifest, pins
 
 LOCK_SHA256 = "473c05452e70a932b7ac0a10925fba7f580189f2ec88e7997a3670e978bab76c"  # sha256sum of the lock below
 REGISTRY = {
@@ -68,6 +68,16 @@ def test_each_guard_fires(path, value, expected, place):
     assert found(registry, place) == [expected]
 
 
+@pytest.mark.parametrize("other", [{"hub": True}, {"paths": ["/mnt/m"]}])
+def test_a_model_that_comes_from_elsewhere_needs_no_source_here(other, place):
+    registry = copy.deepcopy(REGISTRY)
+    for source in (None, "gone"):
+        registry["models"]["m"] |= {"source": source, **other}
+        assert found(registry, place) == []
+        registry["models"]["m"] |= dict.fromkeys(other)
+        assert found(registry, place) == [("PIN-SOURCE" if source else "PIN-NULL", "m")]
+
+
 def test_a_null_names_the_command_that_fills_it(place):
     registry = copy.deepcopy(REGISTRY)
     registry["models"]["m"]["revision"] = None
@@ -85,7 +95,7 @@ def test_the_command_for_a_manifest_is_complete(place, capsys):
     words = finding.fix.split()
     (place / "src/config.json").write_text("{}")
     at = {"src": str(place / "src"), words[-1]: str(place / words[-1])}
-    assert weights.main([at.get(word, word) for word in words[2:]]) == 0, capsys.readouterr().err
+    assert manifest.main([at.get(word, word) for word in words[2:]]) == 0, capsys.readouterr().err
     registry["models"] = {"m": {**registry["models"]["m"], "manifest": "manifests/m.json"}}
     assert pins.check(registry, place, place / "inventory/mine") == []
 

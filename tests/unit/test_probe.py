@@ -336,9 +336,9 @@ def test_late_fields_that_cannot_be_had_are_a_failure_too(record: Any, tmp_path:
 def test_every_hook_target_is_one_that_engine_descriptions_look_for(probe: Any) -> None:
     from pivot_probe import targets  # noqa: PLC0415 - importable only now
 
-    from pivot import descriptions  # noqa: PLC0415 - beside what it is compared with
+    from pivot import engine_models  # noqa: PLC0415 - beside what it is compared with
 
-    assert set(descriptions.HOOKS) == {targets.FRAMEWORK, *targets.HOOKED}
+    assert set(engine_models.HOOKS) == {targets.FRAMEWORK, *targets.HOOKED}
     assert probe.__version__ in (SOURCE.parent / "pyproject.toml").read_text()
 
 

@@ -1,241 +1,367 @@
 """The host's side of model_weights, run as the role runs it, on directories of this machine."""
 
-import hashlib
+import fcntl
+import importlib.util
 import json
 import os
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "roles/model_weights/files/weights_state.py"
-CONTENT = {"config.json": b"{}", "sub/model.safetensors": b"weights" * 1000}
-FILES = {name: [len(data), hashlib.sha256(data).hexdigest()] for name, data in CONTENT.items()}
-GOOD = sorted(CONTENT)
+from pivot.weights import Action
 
-
-class Host:
-    """A root directory and the script."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.base = root / "lab/toy"
-        self.release = self.base / "r1"
-        self.incoming = self.base / ".incoming-r1"
-        self.record = self.base / ".verified-r1.json"
-
-    def run(self, action: str, *, verify: str = "recorded", **model: Any) -> dict[str, Any]:
-        wanted = {
-            "repository": "lab/toy",
-            "revision": "r1",
-            "files": FILES,
-            "intact": [],
-            "send": [],
-            "signatures": {},
-            **model,
-        }
-        arguments = json.dumps({"action": action, "root": str(self.root), "verify": verify, "models": [wanted]})
-        done = subprocess.run(
-            [sys.executable, "-I", "-", arguments], input=SCRIPT.read_text(), capture_output=True, text=True, check=True
-        )
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
-
-    def inspect(self, verify: str = "recorded") -> dict[str, Any]:
-        answer = self.run("inspect", verify=verify)
-        model: dict[str, Any] = answer["models"][0]
-        return model
-
-    def receive(self, names: list[str] = GOOD) -> None:
-        """What rsync does between prepare and publish."""
-        for name in names:
-            path = self.incoming / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(CONTENT[name])
-
-    def deploy(self) -> dict[str, Any]:
-        assert self.run("prepare") == {"prepared": 1}
-        self.receive()
-        return self.run("publish")
-
-    def tree(self) -> dict[str, bytes]:
-        return {
-            path.relative_to(self.base).as_posix(): path.read_bytes()
-            for path in sorted(self.base.rglob("*"))
-            if path.is_file()
-        }
+from .weights_host import FILES, TOY, US, Host, flip, toy, write_files
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    return Host(tmp_path / "models")
+    return Host(tmp_path)
 
 
-def overwrite_unseen(path: Path) -> None:
-    """Change one byte and put the times back: only a full hash can see it, or the change time."""
-    before = path.stat()
-    with path.open("r+b") as stream:
-        stream.write(b"W")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+@pytest.fixture(scope="module")
+def state() -> ModuleType:
+    """weights_state.py as a module."""
+    spec = importlib.util.spec_from_file_location("weights_state", FILES / "weights_state.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def release(answer: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = answer["models"][0]["release"]
+    return found
+
+
+# ---- one run after another
 
 
 def test_fresh_host(host: Host) -> None:
-    answer = host.run("inspect")
+    answer = host.look()
     assert answer["free_bytes"] > 0
-    assert answer["models"][0]["release"]["state"] == "absent"
-    assert answer["models"][0]["incoming"] == {"files": {}, "good": []}
+    assert release(answer)["state"] == "absent"
+    assert answer["holder"] is None
+    assert answer["job"] == {}
     assert not host.root.exists()
+    assert not host.runs.exists()
 
 
 def test_publication_and_a_second_look(host: Host) -> None:
-    assert host.deploy() == {"published": [str(host.release)], "failed": {}}
-    assert not host.incoming.exists()
-    assert {name for name in host.tree() if name.startswith("r1/")} == {f"r1/{name}" for name in GOOD}
+    assert host.converge() == ["publish"]
+    assert host.served() == TOY
+    assert host.names() == [".verified-r1.json", "r1"]
     assert (host.release / "config.json").stat().st_mode & 0o777 == 0o644
     assert (host.release / "sub").stat().st_mode & 0o777 == 0o755
-    before = host.tree()
-    release = host.inspect()["release"]
-    assert (release["state"], release["good"], release["problems"]) == ("present", GOOD, {})
-    assert release["recorded"]
-    assert host.inspect(verify="full")["release"]["recorded"]
-    assert host.tree() == before
+    before = host.record.read_bytes()
+    assert host.converge() == []
+    assert host.record.read_bytes() == before
 
 
-def test_file_that_arrives_damaged_is_removed_and_named(host: Host) -> None:
-    host.run("prepare")
-    host.receive()
-    (host.incoming / "config.json").write_bytes(b"[]")
-    answer = host.run("publish")
-    assert answer["published"] == []
-    assert list(answer["failed"][str(host.release)]) == ["config.json"]
+def test_full_verification_hashes_every_time(host: Host) -> None:
+    host.converge()
+    assert host.converge(verify="full") == ["verify"]
+    assert host.converge(verify="full") == ["verify"]
+    assert host.converge() == []
+
+
+def test_a_file_that_arrives_damaged_is_removed_and_named(host: Host) -> None:
+    (step,) = host.plan().of(Action.PUBLISH)
+    host.run("prepare", step.for_host())
+    host.receive(step.send)
+    flip(host.incoming / "config.json")
+    host.start(step)
+    told = host.end()
+    assert (told["ended"], told["published"]) == ("failed", [])
+    assert list(told["failed"]) == [str(host.release)]
+    assert list(told["failed"][str(host.release)]) == ["config.json"]
     assert not host.release.exists()
-    assert host.inspect()["incoming"] == {"files": {}, "good": ["sub/model.safetensors"]}
-    host.receive(["config.json"])
-    assert host.run("publish")["published"] == [str(host.release)]
+    (again,) = host.plan().of(Action.PUBLISH)
+    assert again.send == ("config.json",)
+    assert host.converge() == ["publish"]
+    assert host.served() == TOY
 
 
-@pytest.mark.parametrize("verify", ["recorded", "full"])
-def test_damage_is_seen(host: Host, verify: str) -> None:
-    host.deploy()
-    overwrite_unseen(host.release / "sub/model.safetensors")
-    release = host.inspect(verify)["release"]
-    assert list(release["problems"]) == ["sub/model.safetensors"]
-    assert "sha256" in release["problems"]["sub/model.safetensors"]
-    assert release["good"] == ["config.json"]
+@pytest.mark.parametrize("name", sorted(TOY))
+def test_one_flipped_byte_is_seen_and_repaired(host: Host, name: str) -> None:
+    host.converge()
+    flip(host.release / name)
+    assert host.plan().steps[0].action is Action.VERIFY
+    assert host.converge() == ["verify", "publish"]
+    assert host.served() == TOY
+    assert host.names() == [".verified-r1.json", "r1"]
+    assert host.converge() == []
+
+
+def test_two_files_of_one_size_swapped(tmp_path: Path) -> None:
+    contents = {"config.json": b"{}", "a.safetensors": b"a" * 5000, "b.safetensors": b"b" * 5000}
+    host = Host(tmp_path, contents=contents)
+    host.converge()
+    (host.release / "a.safetensors").rename(host.release / "x")
+    (host.release / "b.safetensors").rename(host.release / "a.safetensors")
+    (host.release / "x").rename(host.release / "b.safetensors")
+    assert host.converge() == ["verify", "publish"]
+    assert host.served() == contents
+
+
+def test_a_manifest_of_another_repository_publishes_nothing(tmp_path: Path) -> None:
+    other = {name: data[::-1] for name, data in TOY.items()}
+    host = Host(tmp_path, wanted=toy(source=str(tmp_path / "source")), contents=other)
+    (said,) = host.converge()
+    assert list(json.loads(said)[str(host.release)]) == sorted(TOY)
+    assert not host.release.exists()
+    host.contents = TOY
+    assert host.converge() == ["publish"]
+    assert host.served() == TOY
 
 
 def test_kinds_of_damage(host: Host) -> None:
-    host.deploy()
+    host.converge()
     (host.release / "config.json").unlink()
     (host.release / "config.json").symlink_to("/etc/hostname")
     (host.release / "sub/model.safetensors").write_bytes(b"short")
     (host.release / "mine.txt").write_text("a file of the user")
-    release = host.inspect()["release"]
-    assert release["problems"] == {
-        "config.json": "is a symbolic link",
-        "sub/model.safetensors": "has 5 bytes instead of 7000",
-    }
-    assert release["extra"] == ["mine.txt"]
-    (host.release / "config.json").unlink()
-    assert host.inspect()["release"]["problems"]["config.json"] == "is missing"
+    found = release(host.look())
+    assert found["odd"] == {"config.json": "a symbolic link"}
+    assert found["files"] == {"sub/model.safetensors": [5, None]}
+    assert found["headers"] == {"sub/model.safetensors": "its header is cut off, or it is no safetensors file"}
+    assert found["extra"] == ["mine.txt"]
 
 
-def test_repair_sends_only_the_damage(host: Host) -> None:
-    host.deploy()
-    overwrite_unseen(host.release / "sub/model.safetensors")
-    host.run("prepare", intact=["config.json"])
-    assert (host.incoming / "config.json").stat().st_ino == (host.release / "config.json").stat().st_ino
-    host.receive(["sub/model.safetensors"])
-    assert host.run("publish")["published"] == [str(host.release)]
-    assert host.inspect()["release"]["recorded"]
-    assert sorted(path.name for path in host.base.iterdir()) == [".verified-r1.json", "r1"]
+def test_the_header_of_a_cut_file_says_what_is_missing(host: Host, state: ModuleType, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}).encode()
+    path = tmp_path / "x.safetensors"
+    whole = struct.pack("<Q", len(header)) + header + bytes(9)
+    path.write_bytes(whole)
+    assert state.header_problem(path) == ""
+    path.write_bytes(whole[:-4])
+    assert state.header_problem(path) == f"its header promises {len(whole)} bytes, it has {len(whole) - 4}"
+    path.write_bytes(whole[:20])
+    assert state.header_problem(path) == "its header is cut off, or it is no safetensors file"
+    path.write_bytes(struct.pack("<Q", 2) + b"[]")
+    assert state.header_problem(path) == "its header is damaged"
 
 
-def test_interrupted_transfer(host: Host) -> None:
-    host.run("prepare")
-    host.receive(["config.json"])
+def test_an_unfinished_download_is_seen(host: Host) -> None:
+    host.converge()
+    (host.release / "config.json").rename(host.release / "config.json.incomplete")
+    assert release(host.look())["incomplete"] == ["config.json"]
+
+
+def test_what_has_begun_to_arrive_is_kept(host: Host) -> None:
+    (step,) = host.plan().of(Action.PUBLISH)
+    host.run("prepare", step.for_host())
+    host.receive(("config.json",))
     (host.incoming / "sub").mkdir()
-    (host.incoming / "sub/model.safetensors").write_bytes(b"wei")
+    (host.incoming / "sub/model.safetensors").write_bytes(TOY["sub/model.safetensors"][:3])
     (host.incoming / "sub/.model.safetensors.Xy12").write_bytes(b"rsync's own")
-    assert host.inspect()["incoming"] == {"files": {"sub/model.safetensors": 3}, "good": ["config.json"]}
-    host.run("prepare")
+    (again,) = host.plan("j0").of(Action.PUBLISH)
+    assert (again.send, again.size) == (("sub/model.safetensors",), 6997)
+    host.run("prepare", again.for_host())
+    assert (host.incoming / "sub/model.safetensors").stat().st_size == 3
     assert not (host.incoming / "sub/.model.safetensors.Xy12").exists()
-    host.receive(["sub/model.safetensors"])
-    assert host.run("publish")["published"] == [str(host.release)]
+    assert host.converge() == ["verify", "publish"]
+    assert host.served() == TOY
 
 
-def test_whole_but_wrong_file_of_an_interrupted_run_goes(host: Host) -> None:
-    host.run("prepare")
-    host.receive()
-    (host.incoming / "config.json").write_bytes(b"[]")
-    assert host.inspect()["incoming"]["good"] == ["sub/model.safetensors"]
-    host.run("prepare", send=["config.json"])
-    assert sorted(path.name for path in host.incoming.rglob("*")) == ["model.safetensors", "sub"]
+def test_a_whole_but_wrong_file_of_an_interrupted_run_goes(host: Host) -> None:
+    (step,) = host.plan().of(Action.PUBLISH)
+    host.run("prepare", step.for_host())
+    host.receive(step.send)
+    flip(host.incoming / "config.json")
+    assert host.converge() == ["verify", "publish"]
+    assert host.served() == TOY
 
 
 def test_interrupted_between_the_two_renames(host: Host) -> None:
-    host.deploy()
-    overwrite_unseen(host.release / "config.json")
-    host.run("prepare", intact=["sub/model.safetensors"])
-    host.receive(["config.json"])
+    host.converge()
+    flip(host.release / "config.json")
     host.release.rename(host.base / ".replaced-r1-7")
-    model = host.inspect()
-    assert model["release"]["state"] == "absent"
-    assert model["incoming"]["good"] == GOOD
-    assert model["leftovers"] == [".incoming-r1", ".replaced-r1-7"]
-    host.run("prepare")
-    assert host.run("publish")["published"] == [str(host.release)]
-    assert sorted(path.name for path in host.base.iterdir()) == [".verified-r1.json", "r1"]
+    host.incoming.mkdir()
+    host.receive(tuple(TOY))
+    assert host.converge() == ["verify", "publish"]
+    assert host.names() == [".verified-r1.json", "r1"]
+    assert host.served() == TOY
 
 
-def test_interrupted_before_the_record(host: Host) -> None:
-    host.deploy()
-    host.record.unlink()
+def test_interrupted_before_the_leftovers_went(host: Host) -> None:
+    host.converge()
     (host.base / ".replaced-r1-7").mkdir()
     (host.release / "config.json").chmod(0o600)
-    model = host.inspect()
-    assert not model["release"]["recorded"]
-    assert model["release"]["modes"] == ["config.json"]
-    assert host.run("settle", signatures=model["release"]["signatures"]) == {"settled": 1}
-    again = host.inspect()
-    assert again["release"]["recorded"]
-    assert again["release"]["modes"] == []
-    assert again["leftovers"] == []
+    os.link(host.release / "sub/model.safetensors", host.base / ".replaced-r1-7/x")
+    assert host.converge() == ["verify", "settle"]
+    assert host.names() == [".verified-r1.json", "r1"]
+    assert host.converge() == []  # what was hashed is known, although modes and links have changed since
 
 
-def test_settling_trusts_only_what_was_seen(host: Host) -> None:
-    host.deploy()
-    seen = host.inspect()["release"]["signatures"]
-    overwrite_unseen(host.release / "config.json")
-    assert "changed after it was verified" in host.run("settle", signatures=seen)["error"]
-
-
-def test_torn_record_is_no_record(host: Host) -> None:
-    host.deploy()
-    host.record.write_text('{"format": 1, "wan')
-    release = host.inspect()["release"]
-    assert release["good"] == GOOD
-    assert not release["recorded"]
+def test_a_torn_record_is_no_record(host: Host) -> None:
+    host.converge()
+    host.record.write_text('{"format": 2, "ha')
+    assert release(host.look())["files"]["config.json"] == [2, None]
+    assert host.converge() == ["verify"]
+    assert host.converge() == []
 
 
 def test_something_else_in_the_place_of_the_release(host: Host, tmp_path: Path) -> None:
     host.base.mkdir(parents=True)
     host.release.symlink_to(tmp_path)
-    release = host.inspect()["release"]
-    assert (release["state"], release["kind"]) == ("foreign", "a symbolic link")
+    assert (release(host.look())["state"], release(host.look())["kind"]) == ("foreign", "a symbolic link")
 
 
 def test_errors_are_sentences(host: Host) -> None:
     host.root.write_text("a file where the root has to be")
-    assert host.run("prepare")["error"].startswith(("Not a directory", "File exists"))
-    assert "is not a relative name" in Host(host.root.parent).run("inspect", files={"../x": [1, "0" * 64]})["error"]
+    assert "where a directory has to be" in host.look()["error"]
+    host.root.unlink()
+    wrong = {**host.wanted.for_host(), "files": {"../x": [1, "0" * 64]}}
+    assert "is not a relative name" in host.run("look", wrong)["error"]
+
+
+# ---- a path of the host that holds the model
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Host:
+    """A host with the model in a directory that nobody may write."""
+    holder = write_files(tmp_path / "mnt/toy", TOY)
+    return Host(tmp_path, wanted=toy(paths=(str(holder),), source="/nonexistent"))
+
+
+def look_of_tree(place: Path) -> list[tuple[str, int, int]]:
+    return [(str(path), path.lstat().st_ino, path.lstat().st_ctime_ns) for path in sorted(place.rglob("*"))]
+
+
+def test_a_path_is_verified_and_linked_and_never_written(held: Host) -> None:
+    holder = Path(held.wanted.paths[0])
+    before = look_of_tree(holder)
+    assert held.converge() == ["verify", "publish"]
+    assert held.served() == TOY
+    assert (held.release / "config.json").readlink() == holder / "config.json"
+    assert held.converge() == []
+    assert look_of_tree(holder) == before
+
+
+def test_a_change_in_the_path_is_seen(held: Host) -> None:
+    held.converge()
+    flip(Path(held.wanted.paths[0]) / "config.json")
+    assert [step.action for step in held.plan().steps] == [Action.VERIFY]
+    made = verified(held)
+    assert [finding.code for finding in made.findings if finding.severity == "error"] == ["WEIGHTS-SOURCE"]
+    assert {"WEIGHTS-HASH"} <= {finding.code for finding in made.findings}
+
+
+def verified(host: Host) -> Any:
+    (step,) = host.plan().of(Action.VERIFY)
+    job = host.start(step)
+    assert host.end()["ended"] == "ok"
+    return host.plan(job)
+
+
+def test_a_damaged_path_is_named_and_passed_over(held: Host) -> None:
+    flip(Path(held.wanted.paths[0]) / "config.json")
+    held.wanted = toy(paths=held.wanted.paths, source=str(held.source))
+    made = verified(held)
+    (step,) = made.steps
+    assert (step.links, step.send) == ({}, tuple(sorted(TOY)))
+    (finding,) = made.findings
+    assert finding.code == "WEIGHTS-HASH"
+    assert f"{held.wanted.paths[0]}: config.json has sha256" in finding.message
+    assert "it is not used" in finding.message
+    assert held.converge() == ["publish"]
+    assert held.served() == TOY
+
+
+# ---- what was hashed, and when
+
+
+def test_a_clock_that_was_set_back_makes_it_hash_again(state: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"x")
+    status = path.stat()
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    record = state.Record(tmp_path / "record")
+    record.add(status, "0" * 64, changed + state.TICK)
+    monkeypatch.setattr(time, "time_ns", lambda: changed + state.TICK)
+    assert record.sha256(status) == "0" * 64
+    # the clock is now behind the time of hashing: nobody knows what happened meanwhile
+    monkeypatch.setattr(time, "time_ns", lambda: changed + state.TICK - 1)
+    assert record.sha256(status) is None
+    # hashed while the clock stood behind the file's times
+    monkeypatch.setattr(time, "time_ns", lambda: changed + 10 * state.TICK)
+    record.add(status, "0" * 64, changed - 3600 * 10**9)
+    assert record.sha256(status) is None
+    # unless this very run has hashed it
+    record.job = "j1"
+    record.add(status, "0" * 64, changed - 3600 * 10**9)
+    assert record.sha256(status) == "0" * 64
+    assert state.Record(tmp_path / "record", "j1").sha256(status) is None  # never written
+
+
+def test_files_from_the_future_are_hashed_in_every_run_and_served(host: Host) -> None:
+    host.converge()
+    later = time.time() + 86400
+    os.utime(host.release / "config.json", (later, later))
+    assert host.converge() == ["verify"]
+    assert host.converge() == ["verify"]
+    assert host.served() == TOY
+
+
+def test_each_part_of_a_files_identity_counts(state: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"x")
+    status = path.stat()
+    record = state.Record(tmp_path / "record")
+    record.add(status, "0" * 64, time.time_ns())
+    time.sleep(0.03)
+    record.add(status, "0" * 64, time.time_ns())
+    assert record.sha256(status) == "0" * 64
+    fields = ["st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"]
+    for field in fields:
+        other = type("Status", (), {name: getattr(status, name) - (name == field) for name in fields})
+        assert record.sha256(other) is None, field
+
+
+# ---- concurrent runs
+
+
+def test_a_second_run_is_told_who_holds_the_lock(host: Host) -> None:
+    host.converge()
+    flip(host.release / "config.json")
+    (step,) = host.plan().of(Action.VERIFY)
+    with (host.root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(json.dumps({"by": "ann@laptop:/src", "doing": "receiving lab/toy@r1", "pid": 4711}))
+        lock.flush()
+        assert host.look()["holder"] == {"by": "ann@laptop:/src", "doing": "receiving lab/toy@r1", "pid": 4711}
+        (finding,) = host.plan().findings
+        assert finding.code == "WEIGHTS-BUSY"
+        assert "ann@laptop:/src is at work there (receiving lab/toy@r1, process 4711" in finding.message
+        publish = {"intact": [], "links": {}, "wrong": [], "hub": False}
+        for action, more in (("prepare", publish), ("settle", {})):
+            answer = host.run(action, {**step.wanted.for_host(), **more})
+            assert answer["error"].startswith("ann@laptop:/src is at work in")
+            assert "wait until it has ended" in answer["error"]
+    assert host.converge() == ["verify", "publish"]
+
+
+def test_our_own_lock_is_not_anothers(host: Host) -> None:
+    host.converge()
+    with (host.root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(json.dumps({"by": US, "doing": "receiving", "pid": 1}))
+        lock.flush()
+        assert host.plan().findings == ()
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_what_still_receives_for_a_killed_run_is_ended(host: Host, stubborn: bool) -> None:
-    host.run("prepare")
+    (step,) = host.plan().of(Action.PUBLISH)
+    host.run("prepare", step.for_host())
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     code = code if stubborn else "import time; print(flush=True); time.sleep(60)"
     command = [sys.executable, "-c", code]
@@ -247,7 +373,7 @@ def test_what_still_receives_for_a_killed_run_is_ended(host: Host, stubborn: boo
             assert process.stdout is not None
             process.stdout.readline()
         # nobody waits for it here, so it stays as a zombie, which has no working directory
-        assert host.run("prepare") == {"prepared": 1}
+        assert host.run("prepare", step.for_host()) == {"prepared": 1}
         assert receiver.wait(timeout=5) == (-9 if stubborn else -15)
         assert other.poll() is None
         other.kill()

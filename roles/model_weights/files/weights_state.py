@@ -1,73 +1,119 @@
-"""The host's side of model_weights: look, prepare, publish, settle. Standard library only, Python 3.9 or later.
+"""The host's side of model_weights that takes no time: look, prepare, start, watch, receive, settle.
 
-Usage: weights_state.py ARGUMENTS, where ARGUMENTS is a JSON object with `action`, `root` and `models`; one JSON object
-is printed. Of each model it knows repository, revision and `files` (name → [size, sha256]). Layout, in
-<root>/<repository>: `<revision>/` the release, `.incoming-<revision>/` files on their way, `.replaced-<revision>-*`
-a damaged release on its way out, `.verified-<revision>.json` what was hashed when. Whatever is interrupted leaves the
-release as it was or absent, and these names show the next run where to go on.
+Standard library only, Python 3.9 or later. Usage: weights_state.py ARGUMENTS, where ARGUMENTS is a JSON object with
+`action` and `root`; one JSON object is printed. What reads or writes whole models is weights_job.py's, which runs in a
+transient unit, imports this file and shares its layout. In <root>/<repository>:
 
-inspect   reads only: free bytes, and per model `release` and `incoming` (see `inspect_model`)
-prepare   makes the incoming directories and links intact files of a damaged release into them
-publish   hashes what was received and renames it into place; a file that fails is removed and named
-settle    puts modes in order, removes leftovers, records a verification that `inspect` made
+    <revision>/                  the release: complete and verified, or not there
+    .incoming-<revision>/        files on their way
+    .replaced-<revision>-<pid>/  a damaged release on its way out
+    .verified-<revision>.json    what was hashed (see `Record`)
+
+and <root>/.lock, held by whoever changes something. In <run>/<digest of root>, gone with the next boot: the job's
+`spec.json`, `progress.json`, and `alive`, locked as long as the job lives.
 """
 
-from __future__ import annotations
-
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import signal
 import stat
+import struct
+import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-FORMAT = 1
-CHUNK = 8 << 20
-WORKERS = min(8, os.cpu_count() or 1)
+FORMAT = 2
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
 GRACE = 5  # seconds that a receiver of an interrupted run gets to end by itself
+PATIENCE = 3  # seconds to wait for the lock: a look takes it for a moment
+TICK = 20_000_000  # nanoseconds; coarser than the steps in which file systems count time
+LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 
-Signature = List[int]  # size, mtime_ns, inode, ctime_ns
 Wanted = Dict[str, Any]
+# the host's files by name: the role puts them before this text where they have to be installed
+SOURCES: Dict[str, str] = globals().get("SOURCES", {})
 
 
-def signature(status: os.stat_result) -> Signature:
+class RefusedError(OSError):
+    """Something stands in the way; the text is a sentence."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# what was hashed
+
+
+def identity(status: os.stat_result) -> str:
     """What changes when a file's content is changed in any ordinary way."""
-    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
-def hash_file(path: Path) -> Tuple[str, Signature]:
-    """The sha256 of a file and the signature it had; OSError when it changed meanwhile."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        before = signature(os.fstat(stream.fileno()))
-        while True:
-            block = stream.read(CHUNK)
-            if not block:
-                break
-            digest.update(block)
-        after = signature(os.fstat(stream.fileno()))
-    if before != after:
-        raise OSError(f"{path} changed while it was read: something else writes to it")
-    return digest.hexdigest(), after
+class Record:
+    """Hashes by `identity`: [sha256, time of hashing in ns, id of the job].
+
+    One is believed when the file's times lie before it was hashed, and that before now: a clock that was set back must
+    not make a later change look like the file that was hashed. What the run's own job hashed is believed in any case.
+    """
+
+    def __init__(self, path: Path, job: str = "", full: bool = False) -> None:
+        self.path, self.job, self.full = path, job, full
+        self.entries: Dict[str, List[Any]] = {}
+        with contextlib.suppress(OSError, ValueError):  # none, or torn: nothing is known
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(content, dict) and content.get("format") == FORMAT:
+                self.entries = dict(content["hashes"])
+
+    def sha256(self, status: os.stat_result) -> Optional[str]:
+        """The hash of a file that has not changed since; None when it has to be hashed."""
+        digest, at, job = self.entries.get(identity(status), ["", 0, ""])
+        if not digest:
+            return None
+        if self.job and job == self.job:
+            return str(digest)
+        settled = max(status.st_mtime_ns, status.st_ctime_ns) + TICK <= at <= time.time_ns()
+        return str(digest) if settled and not self.full else None
+
+    def add(self, status: os.stat_result, digest: str, at: int) -> None:
+        """A file was hashed, beginning at `at`."""
+        self.entries[identity(status)] = [digest, at, self.job]
+
+    def carry(self, path: Path, before: os.stat_result) -> None:
+        """Keep what is known of a file whose names or mode this program has just changed."""
+        digest, after = self.sha256(before), path.stat()
+        if digest and identity(before).rsplit(":", 1)[0] == identity(after).rsplit(":", 1)[0]:
+            self.add(after, digest, max(after.st_mtime_ns, after.st_ctime_ns) + TICK)
+
+    def write(self, files: List[Path]) -> None:
+        """Write what is known of these files; the rest is forgotten."""
+        known = {identity(path.stat()) for path in files if path.is_file()}
+        content = {"format": FORMAT, "hashes": {key: self.entries[key] for key in self.entries if key in known}}
+        fresh = self.path.with_name(self.path.name + ".new")
+        fresh.write_text(json.dumps(content), encoding="utf-8")
+        fresh.chmod(FILE_MODE)
+        fresh.replace(self.path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# where things are
 
 
 class Model:
     """The paths of one model below the root."""
 
     def __init__(self, root: Path, wanted: Wanted) -> None:
-        self.wanted = wanted
         self.files: Dict[str, List[Any]] = wanted["files"]
+        self.paths: List[str] = wanted.get("paths", [])
         for name in [wanted["repository"], wanted["revision"], *self.files]:
             if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-                raise OSError(f"{name!r} is not a relative name")
-        revision = wanted["revision"]
-        self.base = root / wanted["repository"]
+                raise RefusedError(f"{name!r} is not a relative name")
+        self.repository, revision = wanted["repository"], wanted["revision"]
+        self.key = f"{self.repository}@{revision}"
+        self.base = root / self.repository
         self.release = self.base / revision
         self.incoming = self.base / f".incoming-{revision}"
         self.record = self.base / f".verified-{revision}.json"
@@ -78,24 +124,10 @@ class Model:
         asides = sorted(self.base.glob(self.aside_prefix + "*"))
         return ([self.incoming] if self.incoming.is_dir() else []) + asides
 
-    def recorded(self) -> Dict[str, Signature]:
-        """Signatures of the last verification, if it was one of these hashes; empty when there is none."""
-        try:
-            record = json.loads(self.record.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(record, dict) or record.get("wanted") != self.files or record.get("format") != FORMAT:
-            return {}
-        files = record.get("files")
-        return files if isinstance(files, dict) else {}
-
-    def write_record(self) -> None:
-        """Record the release as it stands now as verified; only called when its files have just been hashed."""
-        files = {name: signature((self.release / name).lstat()) for name in self.files}
-        fresh = self.record.with_name(self.record.name + ".new")
-        fresh.write_text(json.dumps({"format": FORMAT, "wanted": self.files, "files": files}), encoding="utf-8")
-        fresh.chmod(FILE_MODE)
-        fresh.replace(self.record)
+    def linked(self, path: Path, name: str) -> bool:
+        """Whether an entry is a link that a release may hold: to the same name in a path that holds the model."""
+        target = os.readlink(str(path))
+        return target in [str(Path(holder, name)) for holder in self.paths]
 
 
 def kind(mode: int) -> str:
@@ -107,127 +139,156 @@ def kind(mode: int) -> str:
     return "a file" if stat.S_ISREG(mode) else "a special file"
 
 
-def walk(directory: Path) -> Tuple[Dict[str, os.stat_result], List[str]]:
-    """Everything below a directory that is no directory, by relative name; and the directories' relative names."""
-    files: Dict[str, os.stat_result] = {}
-    folders: List[str] = ["."]
+def walk(directory: Path) -> Tuple[List[str], List[str]]:
+    """Relative names of everything below a directory that is no directory, and of the directories, itself included."""
+    files: List[str] = []
+    folders = ["."]
     for parent, directories, names in os.walk(str(directory)):
         directories[:] = [name for name in directories if name != "__pycache__"]
         for name in [*names, *directories]:
             path = Path(parent, name)
-            status = path.lstat()
-            relative = path.relative_to(directory).as_posix()
-            if stat.S_ISDIR(status.st_mode):
-                folders.append(relative)
-            else:
-                files[relative] = status
+            place = folders if stat.S_ISDIR(path.lstat().st_mode) else files
+            place.append(path.relative_to(directory).as_posix())
     return files, folders
 
 
-def check(path: Path, status: Optional[os.stat_result], pin: List[Any], known: Optional[Signature]) -> Tuple[str, Any]:
-    """Compare one file with its pin: ("", signature) when it is right, else (what is wrong, None)."""
-    size, wanted = pin
-    if status is None:
-        return "is missing", None
-    if not stat.S_ISREG(status.st_mode):
-        return f"is {kind(status.st_mode)}", None
-    if status.st_size != size:
-        return f"has {status.st_size} bytes instead of {size}", None
-    if known == signature(status):
-        return "", known
-    found, seen = hash_file(path)
-    return ("", seen) if found == wanted else (f"has sha256 {found[:12]}… instead of {wanted[:12]}…", None)
+def remove(path: Path) -> None:
+    """Remove one of our own entries, whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(str(path))
+    elif path.is_symlink() or path.exists():
+        path.unlink()
 
 
-def check_all(
-    directory: Path, present: Dict[str, os.stat_result], names: Dict[str, List[Any]], known: Dict[str, Signature]
-) -> Dict[str, Tuple[str, Any]]:
-    """`check` for many files, several at a time (hashing leaves the interpreter free)."""
-    with ThreadPoolExecutor(WORKERS) as pool:
-        jobs = {
-            name: pool.submit(check, directory / name, present.get(name), pin, known.get(name))
-            for name, pin in names.items()
-        }
-        return {name: job.result() for name, job in jobs.items()}
+def place_of_run(arguments: Dict[str, Any]) -> Path:
+    """The directory of the job for this root."""
+    return Path(arguments["run"], hashlib.sha256(arguments["root"].encode()).hexdigest()[:8])
 
 
-def bad_modes(directory: Path, names: List[str], folders: List[str]) -> List[str]:
-    """Files and directories that the service cannot read, or that others can change."""
+# ----------------------------------------------------------------------------------------------------------------------
+# the lock
+
+
+def holder(path: Path) -> Optional[Dict[str, Any]]:
+    """Who holds a lock, as it wrote itself; None when nobody does."""
+    with contextlib.suppress(FileNotFoundError), path.open("r", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                return dict(json.loads(stream.read()))
+            except ValueError:
+                return {"by": "somebody", "doing": "something", "pid": 0}
+    return None
+
+
+def acquire(path: Path, who: Dict[str, Any]) -> int:
+    """Lock a file and write into it who has it; the descriptor holds it, also in what this process becomes."""
+    path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    descriptor = os.open(str(path), os.O_RDWR | os.O_CREAT, 0o644)
+    limit = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                other = holder(path) or {}
+                os.close(descriptor)
+                raise RefusedError(
+                    f"{other.get('by', 'another run')} is at work in {path.parent} ({other.get('doing', 'unknown')}, "
+                    f"process {other.get('pid', 'unknown')}): wait until it has ended, then run again"
+                ) from None
+            time.sleep(0.05)
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps({**who, "pid": os.getpid()}).encode())
+    return descriptor
+
+
+@contextlib.contextmanager
+def locked(arguments: Dict[str, Any], doing: str) -> Iterator[None]:
+    """Hold the root's lock."""
+    descriptor = acquire(Path(arguments["root"], ".lock"), {"by": arguments.get("by", "a run"), "doing": doing})
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# look
+
+
+def header_problem(path: Path) -> str:
+    """What a safetensors file's header says against its size; empty when they agree."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+        if not 0 <= length <= min(LARGEST_HEADER, size - 8):
+            return "its header is cut off, or it is no safetensors file"
+        try:
+            entries = json.loads(stream.read(length))
+            entries.pop("__metadata__", None)
+            data = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+            return "its header is damaged"
+    return "" if size == 8 + length + data else f"its header promises {8 + length + data} bytes, it has {size}"
+
+
+def look_at(directory: Path, model: Model, record: Record, follow: bool) -> Dict[str, Any]:
+    """What stands in a directory, without reading data.
+
+    state: absent, present, or foreign (`kind` is there instead); files: wanted name → [size, sha256 or null]; odd:
+    wanted name → what it is instead of a file; headers: wanted safetensors of another size → what the header says;
+    incomplete: downloads that never ended. follow: links to files are as good as files.
+    """
+    found: Dict[str, Any] = {"state": "absent", "kind": "", "files": {}, "odd": {}, "headers": {}, "incomplete": []}
+    try:
+        mode = directory.stat().st_mode if follow else directory.lstat().st_mode
+    except OSError:
+        return found
+    if not stat.S_ISDIR(mode):
+        return {**found, "state": "foreign", "kind": kind(mode)}
+    found["state"] = "present"
+    for name, (size, _) in model.files.items():
+        path = directory / name
+        if not os.path.lexists(str(path)):
+            continue
+        links = path.is_symlink()
+        if not path.is_file() or (links and not follow and not model.linked(path, name)):
+            found["odd"][name] = "a dangling link" if links and not path.exists() else kind(path.lstat().st_mode)
+            continue
+        status = path.stat()
+        found["files"][name] = [status.st_size, record.sha256(status)]
+        if status.st_size != size and name.endswith(".safetensors"):
+            found["headers"][name] = header_problem(path)
+    found["incomplete"] = [name for name in model.files if (directory / f"{name}.incomplete").exists()]
+    return found
+
+
+def bad_modes(directory: Path, names: List[str]) -> List[str]:
+    """Files and directories that the service cannot read, or that others can change; links have no mode."""
     wrong = []
-    for name in [*names, *folders]:
+    for name in names:
         mode = (directory / name).lstat().st_mode
         needed = 0o055 if stat.S_ISDIR(mode) else 0o044
-        if mode & needed != needed or mode & 0o022:
+        if not stat.S_ISLNK(mode) and (mode & needed != needed or mode & 0o022):
             wrong.append(name)
     return wrong
 
 
-def inspect_release(model: Model, full: bool) -> Dict[str, Any]:
-    """State of the published release.
-
-    state: absent, present, or foreign (something else is in its place: `kind`); problems: name → what is wrong;
-    good: names that are right; extra: names that nobody wants; recorded: everything was known without hashing;
-    signatures: of the good files; modes: names with wrong modes.
-    """
-    result: Dict[str, Any] = {
-        "state": "absent",
-        "kind": "",
-        "problems": {},
-        "good": [],
-        "extra": [],
-        "recorded": False,
-        "signatures": {},
-        "modes": [],
-    }
-    try:
-        mode = model.release.lstat().st_mode
-    except FileNotFoundError:
-        return result
-    if not stat.S_ISDIR(mode):
-        result.update(state="foreign", kind=kind(mode))
-        return result
-    known = model.recorded()
-    present, folders = walk(model.release)
-    checked = check_all(model.release, present, model.files, {} if full else known)
-    good = sorted(name for name, (problem, _) in checked.items() if not problem)
-    result.update(
-        state="present",
-        problems={name: problem for name, (problem, _) in checked.items() if problem},
-        good=good,
-        extra=sorted(name for name in present if name not in model.files),
-        recorded=all(known.get(name) == seen for name, (_, seen) in checked.items()),
-        signatures={name: checked[name][1] for name in good},
-        modes=bad_modes(model.release, good, folders),
-    )
-    return result
-
-
-def inspect_incoming(model: Model, released: bool) -> Dict[str, Any]:
-    """Files an interrupted run left: `files` name → size of partial ones, `good` names that are complete and right."""
-    files: Dict[str, int] = {}
-    good: List[str] = []
-    if model.incoming.is_dir() and not model.incoming.is_symlink() and not released:
-        present, _ = walk(model.incoming)
-        whole = {name: pin for name, pin in model.files.items() if name in present and present[name].st_size == pin[0]}
-        checked = check_all(model.incoming, present, whole, {})
-        good = sorted(name for name, (problem, _) in checked.items() if not problem)
-        files = {
-            name: present[name].st_size
-            for name, pin in model.files.items()
-            if name in present and stat.S_ISREG(present[name].st_mode) and present[name].st_size < pin[0]
-        }
-    return {"files": files, "good": good}
-
-
-def inspect_model(model: Model, full: bool) -> Dict[str, Any]:
-    """The report of one model, as pivot.weights.plan reads it."""
-    release = inspect_release(model, full)
-    complete = release["state"] == "present" and not release["problems"]
+def look_model(model: Model, record: Record) -> Dict[str, Any]:
+    """The report of one model, as pivot.weights reads it."""
+    release = look_at(model.release, model, record, follow=False)
+    files, folders = walk(model.release) if release["state"] == "present" else ([], [])
+    release["extra"] = sorted(name for name in files if name not in model.files)
+    release["modes"] = bad_modes(model.release, [*sorted(release["files"]), *folders])
     return {
-        "repository": model.wanted["repository"],
-        "revision": model.wanted["revision"],
+        "key": model.key,
         "release": release,
-        "incoming": inspect_incoming(model, complete),
+        "incoming": look_at(model.incoming, model, record, follow=False),
+        "paths": {path: look_at(Path(path), model, record, follow=True) for path in model.paths},
         "leftovers": [path.name for path in model.leftovers()],
     }
 
@@ -241,163 +302,185 @@ def free_bytes(root: Path) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def inspect(root: Path, arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Read-only report of every model."""
-    full = arguments.get("verify") == "full"
+def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Report on every model, reading nothing but names, stats and headers. job: a job whose hashes are believed."""
+    root, full, job = Path(arguments["root"]), arguments.get("verify") == "full", arguments.get("job", "")
+    models = [Model(root, wanted) for wanted in arguments["models"]]
+    if root.exists() and not root.is_dir():
+        raise RefusedError(f"{root} is {kind(root.lstat().st_mode)}, where a directory has to be")
     return {
         "root": str(root),
         "free_bytes": free_bytes(root),
-        "rsync": shutil.which("rsync") is not None,
-        "models": [inspect_model(Model(root, wanted), full) for wanted in arguments["models"]],
+        "tools": [tool for tool in ("rsync", "systemd-run") if shutil.which(tool)],
+        "holder": holder(root / ".lock"),
+        "job": watch({**arguments, "seconds": 0}),
+        "models": [look_model(model, Record(model.record, job, full)) for model in models],
     }
 
 
-def remove(path: Path) -> None:
-    """Remove one of our own hidden entries, whatever it is."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(str(path))
-    elif path.is_symlink() or path.exists():
-        path.unlink()
+# ----------------------------------------------------------------------------------------------------------------------
+# prepare, receive, settle
 
 
 def working_in(directory: Path) -> List[int]:
     """Ids of processes whose working directory this is: rsync works where it receives."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # it ended meanwhile
             if os.readlink(str(entry / "cwd")) == str(directory):
                 found.append(int(entry.name))
-        except OSError:
-            continue  # it ended meanwhile
     return found
 
 
 def end_receivers(directory: Path) -> None:
     """End what still receives for a run that was killed: it would write into the release once that is in place."""
     limit = time.monotonic() + GRACE
-    number = signal.SIGTERM
     while True:
         found = working_in(directory)
         if not found:
             return
         for pid in found:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM if time.monotonic() < limit else signal.SIGKILL)
         time.sleep(0.1)
-        if time.monotonic() > limit:
-            number = signal.SIGKILL
 
 
-def prepare_model(model: Model, intact: List[str], send: List[str]) -> None:
-    """Make the incoming directory ready for rsync.
+def prepare_model(model: Model, wanted: Wanted) -> None:
+    """Make the incoming directory ready.
 
-    intact: good files of a damaged release; send: what rsync brings. A whole file among those is wrong, and goes:
-    rsync would pass over it when its size and time look right.
+    intact: good files of a damaged release, linked from there; links: name → file of a path that holds the model;
+    wrong: whole files that are known to be wrong. Those go, and what nobody wants; a shorter file is continued.
     """
-    model.base.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-    end_receivers(model.incoming)
+    record = Record(model.record)
     if model.incoming.is_symlink() or not model.incoming.is_dir():
         remove(model.incoming)
-    model.incoming.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    present, _ = walk(model.incoming)
-    for name, status in present.items():
-        wanted = model.files[name][0] if name in model.files and stat.S_ISREG(status.st_mode) else -1
-        if status.st_size > wanted or (name in send and status.st_size == wanted):
-            (model.incoming / name).unlink()
-    for name in intact:
-        target = model.incoming / name
+    model.incoming.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    for name in walk(model.incoming)[0]:
+        path = model.incoming / name
+        size = path.lstat().st_size if stat.S_ISREG(path.lstat().st_mode) else -1
+        due = model.files[name][0] if name in model.files and name not in wanted["wrong"] else -1
+        if not 0 <= size <= due:
+            remove(path)
+    for name in [*wanted["intact"], *wanted["links"]]:
+        target, source = model.incoming / name, model.release / name
         target.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         remove(target)
-        os.link(str(model.release / name), str(target))
+        if name in wanted["links"]:
+            target.symlink_to(wanted["links"][name])
+        elif source.is_symlink():
+            target.symlink_to(os.readlink(str(source)))
+        else:
+            before = source.lstat()
+            os.link(str(source), str(target))
+            record.carry(target, before)
+    record.write(everywhere(model))
 
 
-def prepare(root: Path, arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Prepare every model of the arguments."""
-    for wanted in arguments["models"]:
-        prepare_model(Model(root, wanted), wanted["intact"], wanted["send"])
+def everywhere(model: Model) -> List[Path]:
+    """All places where files of a model may stand."""
+    places = [model.release, model.incoming, *map(Path, model.paths)]
+    return [place / name for place in places for name in model.files]
+
+
+def prepare(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Prepare every model of the arguments. Receivers of this controller's own, killed runs are ended first."""
+    root = Path(arguments["root"])
+    install(arguments)
+    other = holder(root / ".lock")
+    if other is None or other.get("by") == arguments["by"]:
+        for wanted in arguments["models"]:
+            end_receivers(Model(root, wanted).incoming)
+    with locked(arguments, "preparing"):
+        for wanted in arguments["models"]:
+            prepare_model(Model(root, wanted), wanted)
     return {"prepared": len(arguments["models"])}
 
 
-def put_modes_right(directory: Path, names: List[str], folders: List[str]) -> None:
-    """Everyone may read, only the owner may write."""
-    for name in names:
-        (directory / name).chmod(FILE_MODE)
-    for name in folders:
-        (directory / name).chmod(DIRECTORY_MODE)
+def receive(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Become rsync's receiving side, with the lock: `rsync --rsync-path` calls this with the rest of its words."""
+    who = {"by": arguments["by"], "doing": f"receiving {arguments['doing']}"}
+    os.set_inheritable(acquire(Path(arguments["root"], ".lock"), who), True)
+    os.execvp("rsync", ["rsync", *sys.argv[2:]])  # noqa: S606 - it takes this process's place
 
 
-def flush(paths: List[Path]) -> None:
-    """Have files or directories on disk before a rename makes them the release."""
-    for path in paths:
-        descriptor = os.open(str(path), os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def publish_model(model: Model) -> Dict[str, str]:
-    """Verify the incoming files and rename them into place; the problems by name, empty when it was published."""
-    present, folders = walk(model.incoming)
-    checked = check_all(model.incoming, present, model.files, {})
-    problems = {name: problem for name, (problem, _) in checked.items() if problem}
-    for name in problems:
-        remove(model.incoming / name)
-    if problems:
-        return problems
-    for name in present:
-        if name not in model.files:
-            (model.incoming / name).unlink()
-    put_modes_right(model.incoming, sorted(model.files), folders)
-    flush([model.incoming / name for name in [*sorted(model.files), *folders]])
-    if model.release.is_dir():
-        model.release.rename(model.base / f"{model.aside_prefix}{os.getpid()}")
-    model.incoming.rename(model.release)
-    flush([model.base])
-    # first the leftovers: removing a hard link changes the change time that the record holds
-    for path in model.leftovers():
-        remove(path)
-    model.write_record()
-    return {}
-
-
-def publish(root: Path, arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Publish every model of the arguments; `failed` names the files that did not arrive as wanted."""
-    published: List[str] = []
-    failed: Dict[str, Dict[str, str]] = {}
-    for wanted in arguments["models"]:
-        model = Model(root, wanted)
-        problems = publish_model(model)
-        if problems:
-            failed[str(model.release)] = problems
-        else:
-            published.append(str(model.release))
-    return {"published": published, "failed": failed}
-
-
-def settle(root: Path, arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Modes, leftovers and record of releases that `inspect` found good and that have not changed since."""
-    for wanted in arguments["models"]:
-        model = Model(root, wanted)
-        for name, seen in wanted["signatures"].items():
-            if signature((model.release / name).lstat()) != seen:
-                raise OSError(f"{model.release / name} changed after it was verified: run again")
-        _, folders = walk(model.release)
-        wrong = set(bad_modes(model.release, sorted(model.files), folders))
-        put_modes_right(
-            model.release,
-            [name for name in sorted(model.files) if name in wrong],
-            [name for name in folders if name in wrong],
-        )
-        for path in model.leftovers():
-            remove(path)
-        model.write_record()
+def settle(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Modes and leftovers of releases that are verified."""
+    with locked(arguments, "putting in order"):
+        for wanted in arguments["models"]:
+            settle_model(Model(Path(arguments["root"]), wanted))
     return {"settled": len(arguments["models"])}
 
 
-ACTIONS = {"inspect": inspect, "prepare": prepare, "publish": publish, "settle": settle}
+def put_modes_right(directory: Path, names: List[str]) -> None:
+    """Files and directories that everybody may read and only the owner may write."""
+    for name in bad_modes(directory, names):
+        (directory / name).chmod(DIRECTORY_MODE if (directory / name).is_dir() else FILE_MODE)
+
+
+def settle_model(model: Model, record: Optional[Record] = None) -> None:
+    """Put modes right and remove leftovers; what is known of the release stays known."""
+    record = record or Record(model.record)
+    before = {name: (model.release / name).stat() for name in model.files if (model.release / name).is_file()}
+    put_modes_right(model.release, [*before, *walk(model.release)[1]])
+    for path in model.leftovers():
+        remove(path)
+    for name, status in before.items():
+        record.carry(model.release / name, status)
+    record.write(everywhere(model))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the job
+
+
+def install(arguments: Dict[str, Any]) -> Path:
+    """Write the host's files, this one among them, where rsync and the job find them; the job's directory."""
+    place = place_of_run(arguments)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, text in SOURCES.items():
+        fresh = place / f"{name}.new"
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(place / name)
+    return place
+
+
+def start(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Start weights_job.py in a transient unit; `job` is its id."""
+    place = install(arguments)
+    if holder(place / "alive"):
+        raise RefusedError(f"a job for {arguments['root']} began meanwhile: run again, which follows it")
+    told = place / "progress.json"
+    told.unlink(missing_ok=True)
+    (place / "spec.json").write_text(json.dumps(arguments), encoding="utf-8")
+    # a server on the same machine goes first
+    unit = ["systemd-run", "--quiet", "--collect", f"--unit=pivot-weights-{place.name}", "--property=Nice=10"]
+    command = [*unit, "--service-type=exec", "python3", "-I", str(place / "weights_job.py"), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RefusedError(f"the job could not be started: {done.stderr.strip()}")
+    limit = time.monotonic() + 10
+    while not told.exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    if not told.exists():
+        raise RefusedError(f"the job did not begin: journalctl -u pivot-weights-{place.name}")
+    return {"started": arguments["job"]}
+
+
+def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """The job's progress, after `seconds` or when it has ended; `alive` says which. Empty: there was none."""
+    place = place_of_run(arguments)
+    limit = time.monotonic() + arguments["seconds"]
+    while holder(place / "alive") and time.monotonic() < limit:
+        time.sleep(0.05)
+    alive = holder(place / "alive") is not None
+    try:
+        told = dict(json.loads((place / "progress.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+    return {**told, "alive": alive, "unit": f"pivot-weights-{place.name}"}
+
+
+ACTIONS = {action.__name__: action for action in (look, prepare, receive, settle, start, watch)}
 
 
 def main() -> None:
@@ -405,10 +488,12 @@ def main() -> None:
     os.umask(0o022)
     arguments = json.loads(sys.argv[1])
     try:
-        result = ACTIONS[arguments["action"]](Path(arguments["root"]), arguments)
+        result = ACTIONS[arguments["action"]](arguments)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         result = {"error": f"{error.strerror or error}{where}"}
+        if arguments["action"] == "receive":
+            sys.exit(result["error"])
     print(json.dumps(result))
 
 

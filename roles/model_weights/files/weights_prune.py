@@ -1,0 +1,120 @@
+"""Releases on a host that nobody needs: list them with what they occupy and who uses them, or remove some.
+
+Standard library only, Python 3.9 or later. Usage: weights_prune.py ARGUMENTS: a JSON object with `root`, `keep` (files
+and directories whose texts and links name what is wanted) and `remove` (repository@revision, empty to list). One JSON
+object is printed: `free_bytes`, and `releases` and `leftovers` by name, with `bytes` that their removal frees and
+`users`. What has users when it comes to be removed stays. To remove, it is run under flock on <root>/.lock.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set, Tuple
+
+LARGEST = 1 << 20  # bytes of a file that may name a release
+HIDDEN = (".incoming-", ".replaced-")
+
+
+def found(root: Path) -> Iterator[Tuple[str, Path]]:
+    """Name and directory of every release below the root, and of what interrupted runs left of others.
+
+    A release stands beside the record of its verification: nothing else that somebody keeps here is ours.
+    """
+    for record in sorted([*root.glob("*/.verified-*.json"), *root.glob("*/*/.verified-*.json")]):
+        release = record.with_name(record.name[len(".verified-") : -len(".json")])
+        if stat.S_ISDIR(mode_of(release)):
+            yield f"{release.parent.relative_to(root)}@{release.name}", release
+    for prefix in HIDDEN:
+        for left in sorted([*root.glob(f"*/{prefix}*"), *root.glob(f"*/*/{prefix}*")]):
+            yield f"{left.parent.relative_to(root)}@{left.name}", left
+
+
+def mode_of(path: Path) -> int:
+    """The mode of what stands there itself, 0 for nothing."""
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
+
+
+def freed(directory: Path) -> int:
+    """Bytes that removing a directory frees: what other names keep, and what links point to, is none of them."""
+    total = 0
+    for parent, folders, names in os.walk(str(directory)):
+        for name in [*folders, *names]:
+            status = Path(parent, name).lstat()
+            total += status.st_blocks * 512 if status.st_nlink == 1 or stat.S_ISDIR(status.st_mode) else 0
+    return total
+
+
+def processes() -> Dict[str, Set[str]]:
+    """What running processes name or have open: paths and texts, by who."""
+    seen: Dict[str, Set[str]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        if int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is none of ours to look at
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            who = f"process {entry.name} ({command.split(chr(0))[0].rsplit('/', 1)[-1]})"
+            texts = seen.setdefault(who, set())
+            texts.update(command.split("\0"))
+            texts.update((entry / "maps").read_text(errors="replace").split())
+            for link in [entry / "cwd", *(entry / "fd").iterdir()]:
+                with contextlib.suppress(OSError):
+                    texts.add(os.readlink(str(link)))
+    return seen
+
+
+def settings(keep: List[str]) -> Dict[str, Set[str]]:
+    """What files of the host name, and what links among them lead to, by file."""
+    seen: Dict[str, Set[str]] = {}
+    for top in map(Path, keep):
+        for path in [top, *top.rglob("*")]:
+            with contextlib.suppress(OSError):  # it went meanwhile
+                if path.is_symlink():
+                    seen[str(path)] = {os.readlink(str(path))}
+                elif path.is_file() and path.stat().st_size <= LARGEST:
+                    seen[str(path)] = {path.read_text(errors="replace")}
+    return seen
+
+
+def users(directory: Path, named: Dict[str, Set[str]]) -> List[str]:
+    """Who names a directory or something in it."""
+    return sorted(who for who, texts in named.items() if any(str(directory) in text for text in texts))
+
+
+def remove(directory: Path) -> None:
+    """Take a directory out of sight in one step, then remove it; an interrupted removal is a leftover."""
+    aside = directory
+    if not directory.name.startswith(HIDDEN):
+        aside = directory.with_name(f".replaced-{directory.name}-{os.getpid()}")
+        directory.rename(aside)
+        directory.with_name(f".verified-{directory.name}.json").unlink()
+    shutil.rmtree(str(aside))
+
+
+def main() -> None:
+    """List, or remove what the arguments name and nobody uses."""
+    arguments: Dict[str, Any] = json.loads(sys.argv[1])
+    root = Path(arguments["root"])
+    named = {**processes(), **settings(arguments["keep"])}
+    result: Dict[str, Any] = {"releases": {}, "leftovers": {}, "removed": []}
+    for name, directory in found(root):
+        using = users(directory, named)
+        if name in arguments["remove"] and not using:
+            remove(directory)
+            result["removed"].append(name)
+            continue
+        group = "leftovers" if directory.name.startswith(HIDDEN) else "releases"
+        result[group][name] = {"bytes": freed(directory), "users": using}
+    space = os.statvfs(str(root)) if root.is_dir() else None
+    result["free_bytes"] = space.f_bavail * space.f_frsize if space else 0
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

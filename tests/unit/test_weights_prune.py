@@ -1,0 +1,149 @@
+"""Old releases: what can go, what stays, and that only what was named is removed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pivot import weights_prune
+
+from .weights_host import FILES
+
+SCRIPT = (FILES / "weights_prune.py").read_text()
+OLD, NEW = "lab/toy@r1", "lab/toy@r2"
+
+
+def report(**users: list[str]) -> dict[str, Any]:
+    releases = {name: {"bytes": 2 * 10**9, "users": users.get(name.split("@")[1], [])} for name in (OLD, NEW)}
+    left = {"lab/toy@.incoming-r2": {"bytes": 5, "users": []}, "lab/toy@.replaced-r1-77": {"bytes": 5, "users": []}}
+    return {"releases": releases, "leftovers": left}
+
+
+def test_what_nobody_wants_can_go() -> None:
+    made = weights_prune.decide([NEW], report(), [], "infer1")
+    assert made.removable == {OLD: 2 * 10**9, "lab/toy@.replaced-r1-77": 5}
+    assert (made.remove, made.findings) == ((), ())
+    assert weights_prune.summary(made).splitlines() == [
+        "lab/toy@r1: can go, frees 2.0 GB",
+        "lab/toy@r2: stays, the inventory wants it",
+        "lab/toy@.incoming-r2: stays, the inventory wants it",
+        "lab/toy@.replaced-r1-77: can go, frees 0.0 MB",
+        "all that can go frees 2.0 GB; to remove it: ansible-playbook playbooks/prune.yml"
+        " -e '{model_weights_prune: [lab/toy@r1, lab/toy@.replaced-r1-77]}'",
+    ]
+
+
+def test_only_what_is_named_is_removed() -> None:
+    made = weights_prune.decide([NEW], report(), [OLD], "infer1")
+    assert made.remove == (OLD,)
+    assert made.findings == ()
+    assert "lab/toy@r1: is removed, frees 2.0 GB" in weights_prune.summary(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "users", "message"),
+    [
+        (NEW, {}, "lab/toy@r2 stays: the inventory wants it"),
+        (OLD, {"r1": ["process 7 (python)"]}, "lab/toy@r1 stays: used by process 7 (python)"),
+        (
+            OLD,
+            {"r1": [f"process {n} (x)" for n in range(5)]},
+            "used by process 0 (x), process 1 (x), process 2 (x) and 2",
+        ),
+        ("lab/toy@r9", {}, "there is no lab/toy@r9"),
+    ],
+)
+def test_what_has_to_stay_is_a_finding(name: str, users: dict[str, list[str]], message: str) -> None:
+    made = weights_prune.decide([NEW], report(**users), [name], "infer1")
+    (finding,) = made.findings
+    assert finding.code == "WEIGHTS-PRUNE"
+    assert message in finding.message
+    assert made.remove == ()
+
+
+def test_nothing_can_go() -> None:
+    made = weights_prune.decide([NEW], report(r1=["/etc/sglang/launch.yaml"]), [], "infer1")
+    assert made.removable == {"lab/toy@.replaced-r1-77": 5}
+    empty = weights_prune.decide([], {"releases": {}, "leftovers": {}}, [], "infer1")
+    assert weights_prune.summary(empty) == "nothing can go"
+
+
+def test_paths_of_settings_name_releases() -> None:
+    paths = ["/models/lab/toy/r1", "", "/opt/x", "/models/toy/r2"]
+    assert weights_prune.keys(paths, "/models") == ["lab/toy@r1", "toy@r2"]
+
+
+# ---- on the host
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    base = tmp_path / "models/lab/toy"
+    for revision in ("r1", "r2"):
+        (base / revision).mkdir(parents=True)
+        (base / revision / "model.safetensors").write_bytes(bytes(100_000))
+        (base / f".verified-{revision}.json").write_text("{}")
+    (base / "mine").mkdir()  # nobody verified it: not ours
+    (base / ".replaced-r0-7").mkdir()
+    os.link(base / "r1/model.safetensors", base / "r1/same")
+    return tmp_path / "models"
+
+
+def run(root: Path, keep: list[Path], *names: str) -> dict[str, Any]:
+    argument = json.dumps({"root": str(root), "keep": list(map(str, keep)), "remove": names})
+    line = [sys.executable, "-I", "-", argument]
+    done = subprocess.run(line, input=SCRIPT, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_listing_changes_nothing(root: Path) -> None:
+    before = sorted(map(str, root.rglob("*")))
+    found = run(root, [])
+    assert list(found["releases"]) == [OLD, NEW]
+    assert list(found["leftovers"]) == ["lab/toy@.replaced-r0-7"]
+    assert found["releases"][NEW] == {"bytes": pytest.approx(100_000, abs=8192), "users": []}
+    assert found["releases"][OLD]["bytes"] == 0  # another name keeps the file
+    assert found["removed"] == []
+    assert sorted(map(str, root.rglob("*"))) == before
+
+
+def test_removing_takes_only_what_was_named(root: Path) -> None:
+    found = run(root, [], OLD, "lab/toy@.replaced-r0-7")
+    assert found["removed"] == [OLD, "lab/toy@.replaced-r0-7"]
+    assert sorted(path.name for path in (root / "lab/toy").iterdir()) == [".verified-r2.json", "mine", "r2"]
+
+
+def test_users_are_found(root: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "etc"
+    settings.mkdir()
+    (settings / "launch.yaml").write_text(f"model-path: {root}/lab/toy/r1\n")
+    (settings / "view").symlink_to(root / "lab/toy/r2/model.safetensors")
+    found = run(root, [settings, tmp_path / "nothing"])["releases"]
+    assert found[OLD]["users"] == [str(settings / "launch.yaml")]
+    assert found[NEW]["users"] == [str(settings / "view")]
+    with (root / "lab/toy/r1/model.safetensors").open() as stream:
+        code = "import sys; print(flush=True); sys.stdin.read()"
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[stream.fileno()]
+        ) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            assert any(f"process {other.pid} (" in user for user in run(root, [])["releases"][OLD]["users"])
+            assert run(root, [], OLD)["removed"] == []
+            assert (root / "lab/toy/r1").exists()
+
+
+def test_links_to_a_holder_go_and_the_holder_stays(root: Path, tmp_path: Path) -> None:
+    holder = tmp_path / "mnt/model.safetensors"
+    holder.parent.mkdir()
+    holder.write_bytes(bytes(100_000))
+    (root / "lab/toy/r2/model.safetensors").unlink()
+    (root / "lab/toy/r2/model.safetensors").symlink_to(holder)
+    assert run(root, [], NEW)["removed"] == [NEW]
+    assert holder.exists()
