@@ -281,6 +281,28 @@ def test_a_create_that_fails_leaves_nothing(lab: Any) -> None:
     assert not [path for path in system.mounts_below(lab.layout.machine) if "ct150" in str(path)]
 
 
+def test_the_nodes_files_of_containers_are_only_written_in_place(lab: Any, guest: int) -> None:
+    """What pmxcfs refuses is refused; what is written there counts from the next start on."""
+    api = Api(lab)
+    node, path = api.facts["lab_addresses"]["pve1"], f"/etc/pve/lxc/{guest}.conf"
+    assert f"hostname: guest{guest}\n" in lab.ssh(node, f"cat {path}").stdout
+    for command in (
+        f"chmod 640 {path}", f"chown root {path}", f"mv {path} {path}.old", f"touch {path}.new",
+        f"cp {path} /root/c && mv /root/c {path}", f"rm {path}", f"sed -i s/a/b/ {path}",
+    ):  # fmt: skip
+        assert lab.ssh(node, command).returncode != 0, command
+    assert lab.ssh(node, f"echo 'lxc.prlimit.nofile: 4321' >> {path}").returncode == 0
+    assert api.node.lxc(guest).config.get()["lxc"] == [["lxc.prlimit.nofile", "4321"]]
+    assert "lxc.prlimit.nofile: 4321\n" in lab.ssh(node, f"pct config {guest}").stdout
+    assert "lxc" not in [item["key"] for item in api.node.lxc(guest).pending.get()]
+    api.node.lxc(guest).config.put(description="changed through the API")
+    assert lab.ssh(node, f"cat {path}").stdout.startswith("#changed through the API\n")
+    assert lab.ssh(node, f"tail -n 1 {path}").stdout == "lxc.prlimit.nofile: 4321\n"
+    assert api.finish(api.node.lxc(guest).status.shutdown.post()) == "OK"
+    assert api.finish(api.node.lxc(guest).status.start.post()) == "OK"
+    assert "4321" in Path(f"/proc/{pid_of(api, guest)}/limits").read_text()
+
+
 def test_destroy_leaves_nothing(lab: Any, guest: int) -> None:
     api = Api(lab)
     with pytest.raises(ResourceException, match="container is running"):
@@ -308,27 +330,6 @@ def test_pct_answers_five_verbs_and_refuses_the_rest(lab: Any, api: Api) -> None
     )
     assert lab.ssh(node, "pct set 999 --memory 1").returncode == 2
     assert lab.ssh(node, "pct exec").stderr == "pct: usage: pct exec <vmid> -- <command>\n"
-
-
-def test_the_nodes_files_of_containers_are_only_written_in_place(lab: Any, api: Api, guest: int) -> None:
-    """What pmxcfs refuses is refused; what is written there counts from the next start on."""
-    node, path = api.facts["lab_addresses"]["pve1"], f"/etc/pve/lxc/{guest}.conf"
-    assert f"hostname: guest{guest}\n" in lab.ssh(node, f"cat {path}").stdout
-    for command in (
-        f"chmod 640 {path}", f"chown root {path}", f"mv {path} {path}.old", f"touch {path}.new",
-        f"cp {path} /root/c && mv /root/c {path}", f"rm {path}", f"sed -i s/a/b/ {path}",
-    ):  # fmt: skip
-        assert lab.ssh(node, command).returncode != 0, command
-    assert lab.ssh(node, f"echo 'lxc.prlimit.nofile: 4321' >> {path}").returncode == 0
-    assert api.node.lxc(guest).config.get()["lxc"] == [["lxc.prlimit.nofile", "4321"]]
-    assert "lxc.prlimit.nofile: 4321\n" in lab.ssh(node, f"pct config {guest}").stdout
-    assert "lxc" not in [item["key"] for item in api.node.lxc(guest).pending.get()]
-    api.node.lxc(guest).config.put(description="changed through the API")
-    assert lab.ssh(node, f"cat {path}").stdout.startswith("#changed through the API\n")
-    assert lab.ssh(node, f"tail -n 1 {path}").stdout == "lxc.prlimit.nofile: 4321\n"
-    assert api.finish(api.node.lxc(guest).status.shutdown.post()) == "OK"
-    assert api.finish(api.node.lxc(guest).status.start.post()) == "OK"
-    assert "4321" in Path(f"/proc/{pid_of(api, guest)}/limits").read_text()
 
 
 def test_the_nodes_stand_in_devices_say_what_they_are(lab: Any) -> None:

@@ -138,7 +138,8 @@ ARGUMENTS = {
 def run(module: AnsibleModule) -> Outcome:
     """Connect and bring the container to what the arguments say."""
     given = module.params
-    module.no_log_values.update(str(given["config"][key]) for key in ("password",) if given["config"].get(key))
+    if given["config"].get("password"):  # of the container's root
+        module.no_log_values.add(str(given["config"]["password"]))
     wanted = {
         key: str(int(value) if isinstance(value, bool) else value)
         for key, value in given["config"].items()
