@@ -658,6 +658,19 @@ def test_the_unit_waits_long_and_restarts_rarely(rendered):
     assert "%h" not in text
 
 
+def test_compiled_kernels_are_of_one_release(rendered):
+    """SGLang's own caches, and those of what it compiles with, each by its variable; only downloads are shared."""
+    text = rendered["llm01"]["service"]
+    caches = dict(re.findall(r"(?m)^Environment=(\w+)=(/var/cache/\S+)$", text))
+    assert set(caches) == {
+        *("XDG_CACHE_HOME", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH", "SGLANG_CACHE_DIR", "SGLANG_DG_CACHE_DIR"),
+        *("SGLANG_JIT_CACHE_DIR", "TILELANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
+        *("TRITON_CACHE_DIR", "TVM_FFI_CACHE_DIR"),
+    }
+    assert {path.split("/")[5] for path in caches.values()} == {"x"}
+    assert "CacheDirectory=sglang sglang/releases/x\n" in text
+
+
 def test_the_drafter_gets_layer_inputs(rendered):
     """The registry of the filled copy says that 2, 30, 58 are outputs: as inputs they are one more."""
     config = json.loads(rendered["llm01"]["drafter"])
