@@ -236,6 +236,8 @@ def tree(layer_of_the_root: int) -> list[dict[str, Any]]:
     forward = {
         **target(2, [3, 4]),
         "rows": 3,
+        "requests": ["one"],
+        "lengths": [3],
         "positions": [10, 11, 11],
         "captured": {"count": 2, "prints": [printed(*rows[3]), printed(*rows[4])]},
         "embedding": printed(*rows[0]),
