@@ -13,13 +13,15 @@ import io
 import shlex
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from pivot_lab.containers import Containers
-from pivot_lab.layout import Layout
+from pivot_lab.errors import LabError
+from pivot_lab.layout import ID_BASE, Layout
 from pivot_lab.system import run
 
 if TYPE_CHECKING:
@@ -30,7 +32,9 @@ VMID = 9001
 REPLACED = ("/proc/driver", "/proc/devices", "/proc/cmdline", "/proc/meminfo", "/sys/bus/pci", "/sys/module")
 CGROUP = "/sys/fs/cgroup"
 # these stay a container's own: its systemd and its packages are real
-REAL = ("systemctl", "dpkg-query", "apt-mark", "apt-config")
+REAL = ("systemctl", "dpkg-query", "apt-config")
+# what a tool does with arguments that nothing is described for
+OTHERWISE = {"uname": 'exec /usr/bin/uname "$@"'}
 SMI_GPU = """\
 <gpu id="0000{address}"><product_name>{name}</product_name><product_architecture>Blackwell</product_architecture>
 <gpu_recovery_action>{recovery}</gpu_recovery_action><pci><pci_gpu_link_info><pcie_gen><max_link_gen>{gen_max}</max_link_gen>
@@ -117,8 +121,7 @@ class Machine:
         listed = "".join(f"GPU {card['minor']}: {card['name']}\n" for card in self._seen())
         answers = {
             "nvidia-smi": [("-L", listed, smi["status"], smi["complaint"]), ("-q -x", self._smi(), smi["status"], "")],
-            "dpkg-query": [("*", "".join(f"ii |{n}|{v}\n" for n, v in side["packages"]["installed"].items()), 1, "")],
-            "apt-mark": [("showhold", "\n".join(side["packages"]["held"]) + "\n", 0, "")],
+            "dpkg-query": [("*", self._packages(), 1, "")],
             "apt-config": [("*", f'APT::Periodic::Unattended-Upgrade "{side["packages"]["unattended"]}";\n', 0, "")],
             "systemctl": [("is-enabled *", side["packages"]["timer"] + "\n", 0, "")],
         }
@@ -131,7 +134,12 @@ class Machine:
         else:
             answers |= self._node_tools()
             answers["systemctl"] += self._units()
-        return {name: _script(cases) for name, cases in answers.items()}
+        return {name: _script(cases, otherwise=OTHERWISE.get(name, "exit 2")) for name, cases in answers.items()}
+
+    def _packages(self) -> str:
+        packages = self.side["packages"]
+        rows = ((name, version, name in packages["held"]) for name, version in packages["installed"].items())
+        return "".join(f"{'hi' if held else 'ii'} |{name}|{version}\n" for name, version, held in rows)
 
     def _node_tools(self) -> dict[str, list[tuple[str, str, int, str]]]:
         told, driver = self.told, self.told["driver"]
@@ -226,13 +234,14 @@ class Machine:
         lines = []
         for path, given in self.told["nodes"].items():
             if isinstance(given, list):
-                lines.append(f"rm -f {path}; mknod -m {given[2]} {path} c {given[0]} {given[1]}")
+                closed = 0o666 & ~int(given[2], 8)  # chmod does not work everywhere these commands run
+                lines.append(f"rm -f {path}; (umask {closed:04o}; mknod {path} c {given[0]} {given[1]})")
             else:
                 lines.append(f"rm -f {path}; touch {path}")
         return "\n".join(lines) + "\n"
 
 
-def _script(cases: Sequence[tuple[str, str, int, str]]) -> str:
+def _script(cases: Sequence[tuple[str, str, int, str]], otherwise: str) -> str:
     """A tool that answers by its arguments, given as patterns of the shell."""
     lines = ["#!/bin/sh", "# a stand-in: it prints what was described, whatever the machine is", 'case "$*" in']
     for pattern, text, status, complaint in cases:
@@ -241,48 +250,52 @@ def _script(cases: Sequence[tuple[str, str, int, str]]) -> str:
         if complaint:
             lines.append(f"printf '%s\\n' {shlex.quote(complaint)} >&2")
         lines.append(f"exit {max(status, 0)};;")
-    return "\n".join([*lines, "esac", "exit 2", ""])
+    return "\n".join([*lines, "esac", otherwise, ""])
 
 
-def enter(layout: Layout, key: str, machine: Machine, directory: Path) -> None:
+def enter(containers: Containers, key: str, machine: Machine) -> None:
     """Enter a machine into a running scratch container, in place of one that was entered before."""
-    machine.write(directory, own=REAL)
-    inside, containers = "/var/lib/described-hardware", Containers(layout)
-    pid = containers.pid(key)
+    inside, pid = "/var/lib/described-hardware", containers.pid(key)
+    if pid is None:
+        raise LabError(f"the container {key} does not run")
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
+    with tempfile.TemporaryDirectory() as directory, tarfile.open(fileobj=stream, mode="w") as tar:
+        machine.write(Path(directory), own=REAL)
         tar.add(directory, arcname=".", filter=_as_root)
-    before = f"""set -e
+    script = f"""set -e
 for place in {" ".join(REPLACED)}; do while umount "$place" 2>/dev/null; do :; done; done
 rm -rf {inside} /usr/lib/modules /usr/lib/x86_64-linux-gnu/libcuda.so.* /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*
 mkdir -p {inside}; tar -x -C {inside}
 for part in etc usr; do if [ -d {inside}/tree/$part ]; then cp -r {inside}/tree/$part/. /$part/; fi; done
 cp {inside}/bin/* /usr/local/bin/
-"""
-    for argv, data in ((["sh", "-c", before], stream.getvalue()), (["sh", "-c", machine.mounts(inside)], b"")):
-        done = containers.execute(key, argv, stdin=data)
-        if done.returncode:
-            sys.exit(f"the hardware cannot be entered into {key}: {done.stderr.decode(errors='replace').strip()}")
-    # root of a container may not make device nodes; root of this machine may, in the container's namespace of mounts
-    run(["nsenter", "--target", str(pid), "--mount", "sh", "-c", "rm -f /dev/nvidia*\n" + machine.nodes()])
+{machine.mounts(inside)}"""
+    done = containers.execute(key, ["sh", "-c", script], stdin=stream.getvalue())
+    if done.returncode:
+        raise LabError(f"{key} does not take the hardware: {done.stderr.decode(errors='replace').strip()}")
+    # root of a container may not make device nodes; this machine may, in its namespace of mounts and with its id
+    ids = [f"--reuid={ID_BASE}", f"--regid={ID_BASE}", "--clear-groups"]
+    may = ["--inh-caps=+mknod", "--ambient-caps=+mknod"]
+    script = "rm -f /dev/nvidia*\n" + machine.nodes()
+    run(["nsenter", "--target", str(pid), "--mount", "setpriv", *ids, *may, "sh", "-c", script])
 
 
 def _as_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
     info.uid = info.gid = 0
+    info.mode |= 0o755 if info.isdir() else 0o644
     return info
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m pivot_lab.hardware DIRECTORY CONTAINER [FAULT]``: a described node in a scratch container."""
+    """``python -m pivot_lab.hardware DIRECTORY CONTAINER [FAULT]``: a described machine in a scratch container."""
     parser = argparse.ArgumentParser(prog="pivot_lab.hardware", description=main.__doc__)
     parser.add_argument("directory", type=Path, help="of healthy.yml and faults.yml")
     parser.add_argument("container", help="a scratch container that runs")
     parser.add_argument("fault", nargs="?", help="a key of faults.yml; healthy without one")
-    parser.add_argument("--inside", action="store_true", help="describe the container instead of its node")
-    parser.add_argument("--scratch", type=Path, required=True, help="an empty directory to write to")
+    parser.add_argument("--inside", action="store_true", help="the container of the description instead of its node")
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the clone whose lab is meant")
     args = parser.parse_args(argv)
     machine = Machine(describe(args.directory, args.fault), container=args.inside)
-    enter(Layout.of(Path.cwd()), "s-" + args.container, machine, args.scratch)
+    enter(Containers(Layout.of(args.root)), "s-" + args.container, machine)
     return 0
 
 

@@ -61,11 +61,11 @@ def _obstacles(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) 
 def wrong_file(path: Path, sha256: str, pin: str) -> str:
     """What is wrong with an installer as a sentence, empty when it is the pinned one."""
     if file_at(path) is None:
-        return f"the installer {path} (gpu_runtime_driver_file) is no file of this controller"
+        return f"the installer {path} is no file of this controller"
     if pin not in path.name:
         return f"the installer {path.name} does not carry the pinned version {pin} in its name"
     if not sha256:
-        return f"the installer {path.name} has no pinned checksum (gpu_runtime_driver_sha256)"
+        return f"the installer {path.name} has no pinned checksum"
     with path.open("rb") as stream:
         actual = hashlib.file_digest(stream, "sha256").hexdigest()
     return "" if actual == sha256.lower() else f"the installer {path.name} has sha256 {actual}, the pin says {sha256}"

@@ -72,7 +72,7 @@ def version_findings(pve: str, host: str) -> list[Finding]:
 
 def node(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -> list[Finding]:
     """Everything about a node for one container. facts: of node_facts.py; options: devices, vmid (or None), iommu
-    (off, pt, on, or "" where the inventory does not say) and shared (whether others may use the cards).
+    (off, pt, on or undecided) and shared (whether others may use the cards).
 
     What is no Proxmox VE (the lab's node) is asked for devices and the module's flavour alone.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 from pivot.findings import Finding, Severity
 
+UNDECIDED = "undecided"  # what the IOMMU should be, while nobody has measured
 _HEAD = re.compile(r"(?P<address>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (?P<text>.*)")
 _BUSES = re.compile(r"Bus: primary=\w+, secondary=(\w+), subordinate=(\w+)")
 _WIDTH = re.compile(r"\bWidth x(\d+)")
@@ -92,15 +93,15 @@ def iommu(cards: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def iommu_findings(cards: Mapping[str, Mapping[str, Any]], wanted: str, cmdline: str, host: str) -> list[Finding]:
-    """The IOMMU against what the inventory says, or, where it says nothing, against several cards. Reports disagree
-    about off and pt, so neither is preferred."""
+    """The IOMMU against what the inventory says, off, pt or on; while it is undecided, whether several cards have to go
+    through it. Reports disagree about off and pt, so neither is preferred."""
     state = iommu(cards)
     given = " ".join(word for word in cmdline.split() if "iommu" in word) or "nothing about it"
-    if wanted and state and state != wanted:
+    if wanted != UNDECIDED and state and state != wanted:
         text = f"the IOMMU is {state}, proxmox_host_iommu says {wanted}; the kernel was started with {given}"
         fix = f"start the kernel {_CMDLINE[wanted]} and reboot the node, or correct proxmox_host_iommu"
         return [Finding("HOST-PCI-IOMMU", Severity.WARNING, host, text, fix)]
-    if not wanted and state in ("on", "mixed") and len(cards) > 1:
+    if wanted == UNDECIDED and state in ("on", "mixed") and len(cards) > 1:
         text = (
             f"the IOMMU translates the cards' addresses (started with {given}): what cards write to each other goes"
             " through the root, where it is slow or hangs on some boards"

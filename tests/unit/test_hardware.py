@@ -55,7 +55,7 @@ def codes(directory: Path, described: dict[str, Any], container: bool, **options
         asked = {"devices": CARDS, "accelerator": "cuda", "shm_min_mib": 8192, "driver": "", "weights_gib": WEIGHTS}
         asked["pending"] = False
         return [finding.code for finding in host.runtime(facts, asked | options, "llm01")]
-    asked = {"devices": CARDS, "vmid": VMID, "iommu": "", "shared": False}
+    asked = {"devices": CARDS, "vmid": VMID, "iommu": "undecided", "shared": False}
     return [finding.code for finding in host.node(facts, asked | options, "pve1")]
 
 

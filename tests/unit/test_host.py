@@ -137,7 +137,12 @@ NODE: dict[str, Any] = {
     "config": "",
     "cgroup": {},
 }
-OF_A_NODE: dict[str, Any] = {"devices": ["/dev/nvidiactl", "/dev/x"], "vmid": None, "iommu": "", "shared": False}
+OF_A_NODE: dict[str, Any] = {
+    "devices": ["/dev/nvidiactl", "/dev/x"],
+    "vmid": None,
+    "iommu": "undecided",
+    "shared": False,
+}
 
 
 def test_a_node_and_a_container_as_a_whole() -> None:

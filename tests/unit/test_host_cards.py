@@ -71,13 +71,13 @@ def test_access_control_between_cards(addresses: list[str], tree: dict[str, pci.
 @pytest.mark.parametrize(
     ("kinds", "wanted", "words"),
     [
-        (["", ""], "", ""),
-        (["identity", "identity"], "", ""),
-        (["DMA"], "", ""),  # one card
+        (["", ""], "undecided", ""),
+        (["identity", "identity"], "undecided", ""),
+        (["DMA"], "undecided", ""),  # one card
         (["", ""], "off", ""),
         (["DMA-FQ", "DMA-FQ"], "on", ""),
-        (["DMA", "DMA"], "", "translates the cards' addresses (started with iommu=x)"),
-        (["identity", "DMA"], "", "translates"),
+        (["DMA", "DMA"], "undecided", "translates the cards' addresses (started with iommu=x)"),
+        (["identity", "DMA"], "undecided", "translates"),
         (["identity", "identity"], "off", "the IOMMU is pt, proxmox_host_iommu says off"),
         (["", ""], "pt", "the IOMMU is off, proxmox_host_iommu says pt"),
     ],

@@ -75,13 +75,13 @@ def smi() -> dict[str, object]:
 
 def packages() -> dict[str, object]:
     """Driver packages, which of them are held, pins of apt, and whether updates are installed by themselves."""
-    # dpkg-query fails when one pattern matches nothing, and prints the others all the same
+    # it fails when one pattern matches nothing, and prints the others all the same; apt's own tools write caches
     listed = run("dpkg-query", "--show", "--showformat=${db:Status-Abbrev}|${Package}|${Version}\n", *PACKAGES)[1]
     rows = [line.split("|") for line in listed.splitlines() if line.startswith(("ii", "hi"))]
     pins = [line for path in sorted(glob.glob("/etc/apt/preferences.d/*")) for line in read(path).splitlines()]
     return {
         "installed": {row[1]: row[2] for row in rows},
-        "held": run("apt-mark", "showhold")[1].split(),
+        "held": [row[1] for row in rows if row[0].startswith("h")],
         "pins": [line for line in pins if re.match("(?:Package|Pin|Pin-Priority):", line)],
         "unattended": run("apt-config", "dump", "APT::Periodic::Unattended-Upgrade")[1].strip(),
         "timer": run("systemctl", "is-enabled", "apt-daily-upgrade.timer")[1].strip(),

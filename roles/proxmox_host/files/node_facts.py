@@ -141,13 +141,13 @@ def before_guests() -> list[dict[str, str]]:
 
 def packages() -> dict[str, object]:
     """Driver packages, which of them are held, pins of apt, and whether updates are installed by themselves."""
-    # dpkg-query fails when one pattern matches nothing, and prints the others all the same
+    # it fails when one pattern matches nothing, and prints the others all the same; apt's own tools write caches
     listed = run("dpkg-query", "--show", "--showformat=${db:Status-Abbrev}|${Package}|${Version}\n", *PACKAGES)[1]
     rows = [line.split("|") for line in listed.splitlines() if line.startswith(("ii", "hi"))]
     timer = run("systemctl", "is-enabled", "apt-daily-upgrade.timer")[1].strip()
     return {
         "installed": {row[1]: row[2] for row in rows},
-        "held": output("apt-mark", "showhold").split(),
+        "held": [row[1] for row in rows if row[0].startswith("h")],
         "pins": lines_of(("/etc/apt/preferences.d",), "", r"^(?:Package|Pin|Pin-Priority):"),
         "unattended": output("apt-config", "dump", "APT::Periodic::Unattended-Upgrade").strip(),
         "timer": timer,
