@@ -36,9 +36,9 @@ REAL = ("systemctl", "dpkg-query", "apt-config")
 # what a tool does with arguments that nothing is described for
 OTHERWISE = {"uname": 'exec /usr/bin/uname "$@"'}
 SMI_GPU = """\
-<gpu id="0000{address}"><product_name>{name}</product_name><product_architecture>Blackwell</product_architecture>
-<gpu_recovery_action>{recovery}</gpu_recovery_action><pci><pci_gpu_link_info><pcie_gen><max_link_gen>{gen_max}</max_link_gen>
-<current_link_gen>{gen}</current_link_gen><max_device_link_gen>{gen_card}</max_device_link_gen></pcie_gen></pci_gpu_link_info></pci>
+<gpu id="0000{address}"><product_name>{name}</product_name><gpu_recovery_action>{recovery}</gpu_recovery_action>
+<pci><pci_gpu_link_info><pcie_gen><max_link_gen>{gen_max}</max_link_gen><current_link_gen>{gen}</current_link_gen><max_device_link_gen>{gen_card}</max_device_link_gen>
+</pcie_gen></pci_gpu_link_info></pci>
 <fb_memory_usage><total>{memory}</total></fb_memory_usage><bar1_memory_usage><total>{bar1}</total></bar1_memory_usage>
 <utilization><gpu_util>{utilization}</gpu_util></utilization><processes>{processes}</processes></gpu>
 """
@@ -99,7 +99,7 @@ class Machine:
         yield "/proc/cmdline", told["cmdline"] + "\n"
         for address, card in self.cards.items():
             place = f"/sys/bus/pci/devices/{address}"
-            shown = {"vendor": "0x10de", "class": "0x030200", "device": "0x2bb5", "numa_node": card["numa"]}
+            shown = {"vendor": "0x10de", "class": "0x030200"}
             shown |= {"current_link_width": card["width"], "max_link_width": card["width_max"]}
             yield from ((f"{place}/{name}", f"{value}\n") for name, value in shown.items())
             if card["iommu"]:

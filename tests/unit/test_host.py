@@ -1,5 +1,6 @@
 """Nodes and containers: texts as machines gave them, verdicts written by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,11 +9,8 @@ from pivot import device_nodes, host, limits
 from pivot.findings import Finding, Severity
 
 # an inside of a container, and what its node's driver says
-B09 = """\
-/dev/nvidia0|character special file|c3:0|660
-/dev/nvidiactl|character special file|c3:ff|660
-/dev/nvidia-uvm|regular empty file|0:0|644
-"""
+FIELD = Path(__file__).parents[1] / "data/field-cases"
+B09 = (FIELD / "B09-stat.txt").read_text()
 DEVICES = (
     "Character devices:\n  1 mem\n195 nvidia-frontend\n234 nvidia-caps\n511 nvidia-uvm\n\nBlock devices:\n  8 sd\n"
 )
@@ -107,7 +105,8 @@ def memory(**shm: Any) -> list[Finding]:
 
 
 def test_shared_memory_is_small_and_full_b15() -> None:
-    small, full = memory(bytes=65536 << 10, free=436 << 10, left_behind=[SEGMENT])
+    _, size, _, free, *_ = (FIELD / "B15-df.txt").read_text().split()
+    small, full = memory(bytes=int(size.rstrip("K")) << 10, free=int(free.rstrip("K")) << 10, left_behind=[SEGMENT])
     assert (small.code, full.code) == ("HOST-SHM-SMALL", "HOST-SHM-FULL")
     assert "64 MiB" in small.message
     assert SEGMENT in small.message

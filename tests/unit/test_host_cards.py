@@ -1,5 +1,6 @@
 """Cards of a node, what lies between them, Xids, and the lines of a container's file: variations, verdicts by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,11 +207,7 @@ def test_processes_of_others(
 
 # --- Xids
 
-B13 = """\
-[ 812.1] NVRM: Xid (PCI:0000:a1:00): 62, 00000000 00000000 (GSP halt)
-[ 812.4] NVRM: Xid (PCI:0000:a1:00): 154, GPU recovery action changed to GPU Reset Required
-[ 900.0] NVRM: Xid (PCI:0000:21:00): 31, pid=4242, name=sglang::schedul
-"""
+B13 = (Path(__file__).parents[1] / "data/field-cases/B13-dmesg.txt").read_text()
 BOOT = 1795968000  # 2026-11-29 16:00:00 UTC
 
 

@@ -9,6 +9,7 @@ import pytest
 from pivot import driver_files, drivers
 from pivot.findings import Severity
 
+FIELD = Path(__file__).parents[1] / "data/field-cases"
 NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Sep 10 2025"
 BLACKWELL = "01:00.0 3D controller: NVIDIA Corporation GB202GL [RTX PRO 6000 Blackwell Server Edition] (rev a1)"
@@ -32,12 +33,23 @@ def test_driver_version(text: str, version: str) -> None:
 
 
 def test_driver_of_container_and_node_b11() -> None:
-    (finding,) = drivers.driver_findings(NVRM, ["libcuda.so.580.105.08", "libnvidia-ml.so.580.105.08"], "h")
+    text = (FIELD / "B11-versions.txt").read_text()
+    module = next(line for line in text.splitlines() if line.startswith("host:/proc/"))
+    library = next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("ct:libcuda"))
+    (finding,) = drivers.driver_findings(module, [library], "h")
     assert (finding.code, finding.severity) == ("HOST-DRIVER-MISMATCH", Severity.ERROR)
     assert "580.105.08" in finding.message
     assert "580.95.05" in finding.message
     assert "the container is ahead" in finding.message
     assert "never install an unpinned driver" in finding.fix
+
+
+def test_the_file_of_b12() -> None:
+    said = dict(line.split(": ", 1) for line in (FIELD / "B12-modinfo.txt").read_text().splitlines())
+    (finding,) = drivers.module_findings(said["license"], "", [said["lspci"]], "h")
+    assert (finding.code, finding.severity) == ("HOST-MODULE-FLAVOUR", Severity.ERROR)
+    assert "license: NVIDIA" in finding.message
+    assert drivers.module_findings("Dual MIT/GPL", "", [said["lspci"]], "h") == []
 
 
 @pytest.mark.parametrize(

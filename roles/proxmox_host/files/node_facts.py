@@ -23,9 +23,6 @@ WRITTEN = ("/etc/systemd/system/pivot-nvidia-nodes.service", "/etc/modprobe.d/pi
 PACKAGES = ("nvidia-*", "libnvidia-*", "libcuda1", "cuda-drivers*", "xserver-xorg-video-nvidia*")
 LSPCI = re.compile(r"\S|\s+(?:Bus: primary|LnkCap:|LnkSta:|ACSCtl:|Kernel driver)")
 SMI = {
-    "name": "product_name",
-    "architecture": "product_architecture",
-    "addressing": "addressing_mode",
     "recovery": "gpu_recovery_action",
     "memory": "fb_memory_usage/total",
     "bar1": "bar1_memory_usage/total",
@@ -72,15 +69,15 @@ def cards() -> dict[str, dict[str, str]]:
     found = {}
     for place in sorted(glob.glob(PCI + "/*")):
         if read(place + "/vendor").strip() == NVIDIA and read(place + "/class").startswith(DISPLAY):
-            names = ("device", "current_link_width", "max_link_width", "numa_node", "iommu_group/type")
+            names = ("current_link_width", "max_link_width", "iommu_group/type")
             found[os.path.basename(place)] = {name: read(place + "/" + name).strip() for name in names}
     return found
 
 
 def smi() -> dict[str, object]:
-    """What nvidia-smi says of the driver and every card, or why it says nothing."""
+    """What nvidia-smi says of every card, or why it says nothing."""
     status, text, complaint = run("nvidia-smi", "-q", "-x")
-    found = {"status": status, "driver": "", "gpus": []}
+    found = {"status": status, "gpus": []}
     first = (text if status else "") + complaint
     found["complaint"] = first.strip().splitlines()[0] if first.strip() else ""
     try:
@@ -95,8 +92,6 @@ def smi() -> dict[str, object]:
         for process in one["processes"]:
             process["cgroup"] = read("/proc/" + process["pid"] + "/cgroup").strip()
         found["gpus"].append(one)
-    if log is not None:
-        found["driver"] = log.findtext("driver_version") or ""
     return found
 
 
