@@ -24,6 +24,7 @@ import yaml
 
 from pivot import bundle, bundle_table
 from pivot.gpu_logs import NcclLog
+from pivot.program import program
 from pivot.redact import Redactor
 from pivot.server_log import ServerLog
 
@@ -87,13 +88,10 @@ def masked(path: Path) -> None:
         options = {"config_paths": [], "listed_paths": [], "probe_records": [str(path)], "log_limit": 1 << 40}
         rows = [row for row in bundle_table.table(unit="none.service", **options) if row["name"] == "probe"]
         request = {"rows": rows, "unit": "none.service", "total_limit": 1 << 40, "directories": [scratch], "owner": "b"}
-        files = ROOT / "roles/log_bundle/files"
-        script = (files / "collect.py").read_text(encoding="utf-8")
-        script = script.replace(".redactor = Redactor(", f".redactor = Redactor({SECRETS!r}, ", 1)
+        collector = program(ROOT / "roles/log_bundle/files/collect")
+        collector = collector.replace(".redactor = Redactor(", f".redactor = Redactor({SECRETS!r}, ", 1)
         argv = [sys.executable, "-I", "-", json.dumps(request)]
-        done = subprocess.run(
-            argv, input=bundle.collector(script, bundle.parts(str(files))), text=True, capture_output=True, check=True
-        )
+        done = subprocess.run(argv, input=collector, text=True, capture_output=True, check=True)
         (entry,) = json.loads(done.stdout)["entries"]
         if entry["bytes"] != path.stat().st_size:
             raise SystemExit(f"the collector took {entry['bytes']} of {path.stat().st_size} bytes")

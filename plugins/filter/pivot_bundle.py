@@ -32,11 +32,6 @@ def transfer(connection: Mapping[str, Any], source: str, destination: str) -> li
         raise AnsibleFilterError(str(error)) from error
 
 
-def script(text: str, directory: str = "") -> str:
-    """A host's program that masks, in one piece; directory: of the parts of the collector."""
-    return bundle.collector(text, bundle.parts(directory) if directory else None)
-
-
 class FilterModule:
     """Filters about bundles."""
 
@@ -49,6 +44,5 @@ class FilterModule:
             "pivot_bundle_describe": bundle_table.describe,
             "pivot_bundle_no_node": bundle.no_node,
             "pivot_bundle_owner": bundle.owner,
-            "pivot_bundle_script": script,
             "pivot_bundle_transfer": transfer,
         }

@@ -1,17 +1,17 @@
 """Thin adapter: judgements of `pivot.host` as filters."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import host
+from pivot import device_nodes, driver_files, host
 
 
-def node(facts: Mapping[str, Any], devices: Sequence[str], name: str) -> list[dict[str, str]]:
+def node(facts: Mapping[str, Any], options: Mapping[str, Any], name: str) -> list[dict[str, str]]:
     """Findings about a node."""
     try:
-        return [finding.as_dict() for finding in host.node(facts, devices, name)]
+        return [finding.as_dict() for finding in host.node(facts, options, name)]
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
 
@@ -32,5 +32,6 @@ class FilterModule:
         return {
             "pivot_host_node": node,
             "pivot_host_runtime": runtime,
-            "pivot_host_device_paths": host.device_paths,
+            "pivot_host_device_paths": device_nodes.device_paths,
+            "pivot_host_driver_plan": driver_files.plan,
         }

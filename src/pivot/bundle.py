@@ -1,6 +1,6 @@
 """Bundles of logs and state: what is collected, how it travels, and what the controller makes of it.
 
-What is collected is `pivot.bundle_table`, the host's part `roles/log_bundle/files/collect.py`; `finish` is the
+What is collected is `pivot.bundle_table`, the host's part `roles/log_bundle/files/collect`; `finish` is the
 controller's: known secrets masked once more, every file hashed into ``manifest.json``, gaps turned
 into findings.
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pivot import sent, summary
+from pivot import summary
 from pivot.bundle_table import MIB
 from pivot.diagnosis import diagnose, render
 from pivot.evidence import read
@@ -29,17 +29,6 @@ from pivot.transfer import rsync_from
 SCHEMA = 2
 BLOCK = 4 * MIB
 KEEP_FREE = 64 * MIB
-PARTS = ("collect_text", "collect_look", "collect_server")
-
-
-def parts(directory: str) -> dict[str, str]:
-    """The modules of the role's own files that its script imports, by name, each after those that it imports itself."""
-    return {name: (Path(directory) / f"{name}.py").read_text(encoding="utf-8") for name in PARTS}
-
-
-def collector(script: str, own: Mapping[str, str] | None = None) -> str:
-    """A host's program in one piece: masking as this very version does it, `own` modules, then `script`."""
-    return sent.program(script, ["redact"], own)
 
 
 def owner(home: str) -> str:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import yaml
 
+from pivot import xids
+
 HERE = Path(__file__).parent
 CODE = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)*")
 ELLIPSIS = "…"
@@ -328,7 +330,7 @@ def page() -> str:
         if groups[key]:
             lines += ["", f"## {title}", "", f"Their subject is {subject}.", ""]
             lines += ["| code | severity | what it says | what to do |", "|---|---|---|---|", *groups[key]]
-    return "\n".join([*lines, *_engine_faults(), ""])
+    return "\n".join([*lines, *_xids(), *_engine_faults(), ""])
 
 
 def _row(code: str, made: list[Site]) -> str:
@@ -342,6 +344,23 @@ def _several(texts: Mapping[str, None]) -> str:
     """Different texts of one code, those that say nothing by themselves left out if another does."""
     said = [text for text in texts if text.strip("… ")] or [f"{ELLIPSIS} (the finding itself says it)"]
     return "<br>".join(" ".join(text.split()).replace("|", "\\|").replace("<", "&lt;") for text in said)
+
+
+def _xids() -> list[str]:
+    """Xids of the NVIDIA driver, which are data."""
+    lines = [
+        "",
+        "## Xids",
+        "",
+        "What the kernel's log of a node says of its cards. `stops` ends a deployment onto that card.",
+        "",
+    ]
+    lines += ["| Xid | kind | what it means | what to do | source |", "|---|---|---|---|---|"]
+    for number, row in sorted(xids.table().items()):
+        kind = f"{row.kind}, stops" if row.blocks else row.kind
+        cells = " | ".join(_several({column: None}) for column in (row.meaning, row.action, row.source))
+        lines.append(f"| {number} `{row.name}` | {kind} | {cells} |")
+    return lines
 
 
 def _engine_faults() -> list[str]:

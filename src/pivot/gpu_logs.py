@@ -7,6 +7,7 @@ import dataclasses
 import re
 from typing import BinaryIO
 
+from pivot import xids
 from pivot.log_kinds import kinds_of
 from pivot.log_lines import KEPT, SHOWN, Clock, Evidence, Line, Note, add_note, line_text, split_lines
 
@@ -209,7 +210,7 @@ class FlightLog:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Xid:
-    """A GPU's error report. klass: "application", "memory", "fatal" or "unknown" (what the number means for a run)."""
+    """A GPU's error report. klass: "application", "memory", "fatal" or "unknown" (data/xids.yml)."""
 
     device: str
     number: int
@@ -217,11 +218,6 @@ class Xid:
     evidence: Evidence
 
 
-XIDS = {
-    "application": frozenset({13, 31, 43, 45, 69}),
-    "memory": frozenset({48, 63, 64, 92, 94, 95}),
-    "fatal": frozenset({62, 74, 79, 119, 120, 154, 169}),
-}
 _BOOT = re.compile(r"\bLinux version \d+\.\d+\S* \(")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+?)\): *(\d{1,5})")
 _KERNEL = {
@@ -258,8 +254,7 @@ class KernelLog:
             xid = _XID.search(line.text) if "Xid" in line.text else None
             if xid and len(self.xids) < KEPT:
                 code = int(xid.group(2))
-                klass = next((name for name, codes in XIDS.items() if code in codes), "unknown")
-                self.xids.append(Xid(xid.group(1), code, klass, evidence))
+                self.xids.append(Xid(xid.group(1), code, xids.kind(code), evidence))
             for kind, pattern in _KERNEL.items():
                 if pattern.search(line.text):
                     add_note(self.notes, kind, evidence, line.time)

@@ -1,7 +1,7 @@
 """What lies beside an interpreter: files against their RECORD, and what makes Python take code from elsewhere.
 
 Read-only, nothing is imported. Standard library only, Python 3.9: sent to hosts with the programs that use it
-(`pivot.sent`).
+(`pivot.program`).
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pivot.records import Recording, Rows, Target
+from pivot.records import Handed, Recording, Rows, Target
 
 # how far two fingerprints may lie apart, relative to the larger, and still be called close: rounding, not a layer
 CLOSE = 1e-5
@@ -109,6 +110,22 @@ def agreement(rows: Rows, others: Rows, *, aligned: bool) -> str:
     return "close" if all(map(_close, rows, others)) else "different"
 
 
+def shared_rows(handed: Handed, rows: int, positions: Sequence[int]) -> int | None:
+    """How many of the first rows of `handed` are surely those of the forward before it, which has so many rows at these
+    positions; None when `handed` is a selection of them.
+
+    As many rows at other positions are what is kept of a tree of drafts, the accepted path first: there the rows at
+    positions that stand only once in the tree are the same.
+    """
+    if handed.rows != rows:
+        return None
+    if not handed.positions or not positions or tuple(positions) == handed.positions:
+        return rows
+    pairs = zip(handed.positions, positions, strict=False)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1] and positions.count(pair[1]) == 1, pairs)
+    return len(list(same)) or None
+
+
 def _close(one: bytes, other: bytes) -> bool:
     """Whether two fingerprints differ by no more than rounding does."""
     first, second = _numbers(one), _numbers(other)
@@ -130,11 +147,13 @@ def tally(verdicts: Iterable[str]) -> Tally:
     )
 
 
-def worst(slices: Sequence[Rows], others: Sequence[Rows], *, aligned: bool) -> str:
-    """The verdict of the slice that agrees least; another number of slices is a difference."""
+def worst(slices: Sequence[Rows], others: Sequence[Rows], *, shared: int | None) -> str:
+    """The verdict of the slice that agrees least; another number of slices is a difference. shared: `shared_rows`."""
     if len(slices) != len(others):
         return "different"
-    verdicts = {agreement(rows, other, aligned=aligned) for rows, other in zip(slices, others, strict=True)}
+    aligned = shared is not None
+    pairs = zip(slices, others, strict=True)
+    verdicts = {agreement(rows[:shared], other[:shared], aligned=aligned) for rows, other in pairs}
     order = ("different", "unseen", "close", "exact")
     return next((verdict for verdict in order if verdict in verdicts), "unseen")
 

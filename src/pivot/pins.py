@@ -8,17 +8,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pivot.driver_files import wrong_file
 from pivot.findings import Finding, Severity
 from pivot.places import directory_at, file_at
 
 ENGINE_KEYS = ("version", "accelerator", "python", "lock", "sha256")
 MODEL_KEYS = ("repository", "revision", "source", "manifest")
+DRIVER_KEYS = ("version", "file", "sha256")
 CONTRACT_KEYS = ("target", "layers", "convention", "source")
 CONVENTIONS = ("input", "output")
 # what fills a null, by key, where it is not a manifest's
 FILLS = {
-    "driver": "ssh root@NODE cat /proc/driver/nvidia/version",
     "convention": "read how its training code counts layers, then write convention: input or output",
+}
+DRIVER_FILLS = {
+    "version": "ssh root@NODE cat /proc/driver/nvidia/version",
+    "file": "download NVIDIA-Linux-x86_64-VERSION.run from NVIDIA, then file: its path; '' where nothing is installed",
+    "sha256": "sha256sum NVIDIA-Linux-x86_64-VERSION.run",
 }
 
 
@@ -33,7 +39,7 @@ def check(pins: object, root: Path, inventory: Path) -> list[Finding]:
         return [_finding("PIN-FORM", "pivot_pins", message, "start from inventory/example/group_vars/all/pins.yml")]
     findings: list[Finding] = []
     if "driver" in pins:  # a registry of hosts without GPUs has none
-        findings += _empty("pivot_pins", pins, ("driver",), FILLS)
+        findings += _driver(pins["driver"], root)
     for kind in ("engines", "models"):
         entries = pins.get(kind) or {}
         wrong = _misshapen(f"pivot_pins.{kind}", entries)
@@ -82,6 +88,22 @@ def _empty(subject: str, pin: Mapping[str, Any], keys: tuple[str, ...], fills: M
         if pin.get(key) is None:
             fill = fills.get(key, f"write {key}: into the registry")
             yield _finding("PIN-NULL", subject, f"{key} is not known yet", fill)
+
+
+def _driver(pin: object, root: Path) -> Iterator[Finding]:
+    """The NVIDIA driver of nodes and containers: its version, and the installer of its libraries."""
+    subject = "pivot_pins.driver"
+    if not isinstance(pin, Mapping):
+        yield _finding("PIN-FORM", subject, f"this is {_shown(pin)}, not a mapping", "write version, file and sha256")
+        return
+    unusual = _no_text(subject, pin, DRIVER_KEYS)
+    yield from unusual
+    keys = DRIVER_KEYS[:2] if pin.get("file") == "" else DRIVER_KEYS
+    yield from _empty(subject, pin, keys, DRIVER_FILLS)
+    if unusual or not all(pin.get(key) for key in DRIVER_KEYS):
+        return
+    if wrong := wrong_file(root / pin["file"], pin["sha256"], pin["version"]):
+        yield _finding("PIN-DRIVER", subject, wrong, "put the pinned file there, or correct the pin")
 
 
 def _engine(subject: str, pin: Mapping[str, Any], root: Path) -> Iterator[Finding]:

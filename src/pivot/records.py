@@ -58,13 +58,14 @@ class Target:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handed:
     """What was packed, what `fc` was fed, or what a drafter was given past its `fc`, after one forward of the target
-    (its record number)."""
+    (its record number). positions: of the recorded rows, empty where the records do not tell."""
 
     target: int
     rows: int
     slices: tuple[Rows, ...]
     dtype: str = ""
     output: Rows = ()
+    positions: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,7 +150,12 @@ def _add(recording: Recording, record: Mapping[str, Any], owners: dict[str, int]
         slices = tuple(rows_of(text) for text in prints)
         output = rows_of(record["output"]) if record.get("output") else ()
         handed = Handed(
-            _whole(record["target"]), _whole(record["rows"]), slices, str(record.get("dtype") or ""), output
+            target=_whole(record["target"]),
+            rows=_whole(record["rows"]),
+            slices=slices,
+            dtype=str(record.get("dtype") or ""),
+            output=output,
+            positions=_positions(record),
         )
         {"packed": recording.packed, "fc": recording.fed, "given": recording.given}[point].append(handed)
     elif point == "draft":
@@ -174,7 +180,7 @@ def _target(record: Mapping[str, Any], owners: dict[str, int]) -> Target:
         states[layers] = rows_of(last)
     rows = _whole(record["rows"])
     requests = tuple(str(request) for request in record.get("requests") or ())
-    positions = tuple(_whole(position) for position in record.get("positions") or ())
+    positions = _positions(record)
     return Target(
         rows=rows,
         capture=tuple(_whole(layer) for layer in record["capture"]),
@@ -197,6 +203,10 @@ def _owners(record: Mapping[str, Any], requests: Sequence[str], owners: dict[str
     return [
         owners.setdefault(f"{record['n']}/{index}", len(owners)) for index in range(len(record.get("lengths") or ()))
     ]
+
+
+def _positions(record: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(_whole(position) for position in record.get("positions") or ())
 
 
 def _places(positions: tuple[int, ...], owners: Sequence[int], lengths: Sequence[int]) -> Places:

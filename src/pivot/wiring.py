@@ -14,7 +14,7 @@ from typing import Any
 
 from pivot import descriptions, layers, wiring_findings
 from pivot.findings import Finding
-from pivot.matching import SAME, History, Match, Tally, agreement, cleared, layer_name, tally, worst
+from pivot.matching import SAME, History, Match, Tally, agreement, cleared, layer_name, shared_rows, tally, worst
 from pivot.records import SCHEMA, Recording, Rows, parse, read
 
 __all__ = [
@@ -340,9 +340,13 @@ def slices(recordings: Iterable[Recording]) -> tuple[Slice, ...]:
             target = recording.targets.get(handed.target)
             if target is None:
                 continue
-            aligned = handed.rows == target.rows
-            for index, rows in enumerate(handed.slices):
-                found = {layer: agreement(rows, state, aligned=aligned) for layer, state in target.states.items()}
+            shared = shared_rows(handed, target.rows, target.places.positions)
+            aligned = shared is not None
+            for index, slice_rows in enumerate(handed.slices):
+                rows = slice_rows[:shared]
+                found = {
+                    layer: agreement(rows, state[:shared], aligned=aligned) for layer, state in target.states.items()
+                }
                 equal = [layer for layer, verdict in found.items() if verdict in ("exact", "close")]
                 if not rows or (not aligned and not equal):
                     continue  # a selection of rows that were not recorded
@@ -379,7 +383,7 @@ def _captured_verdicts(recording: Recording) -> Iterable[str]:
     for target in recording.targets.values():
         told = [target.states.get(layer, ()) for layer in sorted(target.capture)]
         if target.captured and all(told):
-            yield worst(target.captured, told, aligned=True)
+            yield worst(target.captured, told, shared=target.rows)
 
 
 def _packed_verdicts(recording: Recording) -> Iterable[str]:
@@ -387,7 +391,8 @@ def _packed_verdicts(recording: Recording) -> Iterable[str]:
     for handed in recording.packed:
         target = recording.targets.get(handed.target)
         if target is not None and target.capture:
-            yield worst(handed.slices, target.captured, aligned=handed.rows == target.rows)
+            shared = shared_rows(handed, target.rows, target.places.positions)
+            yield worst(handed.slices, target.captured, shared=shared)
 
 
 def _fed_verdicts(recording: Recording) -> Iterable[str]:
@@ -396,7 +401,7 @@ def _fed_verdicts(recording: Recording) -> Iterable[str]:
     for handed in recording.fed:
         source = packed.get(handed.target)
         if source is not None:
-            yield worst(handed.slices, source.slices, aligned=handed.rows == source.rows)
+            yield worst(handed.slices, source.slices, shared=shared_rows(handed, source.rows, source.positions))
 
 
 # --- the drafter's own steps

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from pivot import bundle, bundle_table
+from pivot.program import program
 from pivot.redact import MASK
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ROOT / "roles/log_bundle/files"
-SCRIPT = (FILES / "collect.py").read_text()
-PARTS = bundle.parts(str(FILES))
+COLLECTOR = program(ROOT / "roles/log_bundle/files/collect")
 KEY = "k3y-in-launch/yaml+x"
 
 
@@ -51,9 +50,8 @@ def request(tmp_path: Path, **options: Any) -> dict[str, Any]:
 
 
 def collect(argument: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    script = bundle.collector(SCRIPT, PARTS)
     argv = [sys.executable, "-I", "-", json.dumps(argument)]
-    return subprocess.run(argv, input=script, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, input=COLLECTOR, capture_output=True, text=True, check=False, timeout=60)
 
 
 def answer(argument: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +166,7 @@ def test_a_run_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_run_that_loses_its_connection_leaves_nothing_behind(tmp_path: Path) -> None:
     argument = request(tmp_path)
     argument["rows"] = [{**argument["rows"][0], "what": ["sleep", "30"]}]
-    argv = [sys.executable, "-I", "-c", bundle.collector(SCRIPT, PARTS), json.dumps(argument)]
+    argv = [sys.executable, "-I", "-c", COLLECTOR, json.dumps(argument)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob("pivot-bundle-*")):
@@ -207,9 +205,8 @@ def test_a_node_gives_its_facts_and_what_it_knows_of_the_container(tmp_path: Pat
     facts = (ROOT / "roles/proxmox_host/files/node_facts.py").read_text()
     asked = {**request(tmp_path), "unit": "", "rows": bundle_table.node_table("101", facts)}
     argv = [sys.executable, "-I", "-", json.dumps(asked)]
-    script = bundle.collector(SCRIPT, PARTS)
-    environment = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
-    done = subprocess.run(argv, input=script, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    env = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    done = subprocess.run(argv, input=COLLECTOR, capture_output=True, text=True, check=True, timeout=60, env=env)
     found = json.loads(done.stdout)
     staging = Path(found["staging"])
     assert json.loads((staging / "node/facts.json").read_text())["kernel"] == os.uname().release
@@ -226,7 +223,7 @@ def test_every_row_of_the_table_can_be_collected() -> None:
     rows = bundle_table.table(
         unit="u", config_paths=["/c"], probe_records=["/p"], listed_paths=["/l"], log_limit=1 << 20
     )
-    text = SCRIPT
+    text = (ROOT / "roles/log_bundle/files/collect/__main__.py").read_text()
     assert [row["kind"] for row in rows if f"def take_{row['kind']}(" not in text] == []
     assert {row["sensitivity"] for row in rows} == {"plain", "secrets", "prompts"}
     described = bundle_table.describe(rows, "/a")
@@ -342,11 +339,11 @@ def test_answers_are_asked_for_all_at_once(tmp_path: Path, key: str) -> None:
     argument = request(
         tmp_path, names=("answers.json", "server_info.json", "metrics.txt", "config"), config_paths=[str(launch)]
     )
-    script = SCRIPT.replace("self.pid = int(", "self.pid = os.getpid() or int(")
-    asking = PARTS["collect_server"].replace("ASK_SECONDS = 22", "ASK_SECONDS = 1")
-    program = bundle.collector(script, {**PARTS, "collect_server": asking})
+    changed = COLLECTOR.replace("self.pid = int(", "self.pid = os.getpid() or int(")
+    changed = changed.replace("ASK_SECONDS = 22", "ASK_SECONDS = 1")
+    assert len({COLLECTOR, changed}) == 2
     argv = [sys.executable, "-I", "-", json.dumps(argument)]
-    done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(argv, input=changed, capture_output=True, text=True, check=True, timeout=60)
     server.shutdown()
     found = json.loads(done.stdout)
     answers = {one["path"]: one for one in json.loads((Path(found["staging"]) / "answers.json").read_text())}

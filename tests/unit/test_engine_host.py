@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pivot import installed, sent
+from pivot import installed
+from pivot.program import program
 
 FILES = Path(__file__).parents[2] / "roles" / "sglang_engine" / "files"
 
@@ -130,7 +131,7 @@ def test_a_release_that_was_just_built_is_compared_file_by_file(root):
 def run_state(root, **changes):
     arguments = {"root": str(root), "python": sys.executable, "release": "one"} | changes
     command = [sys.executable, "-I", "-", json.dumps(arguments)]
-    script = sent.program((FILES / "engine_state.py").read_text(), ["installed"])
+    script = program(FILES / "engine_state.py")
     done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

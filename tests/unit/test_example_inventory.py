@@ -60,7 +60,13 @@ NO_SOURCE = (
 
 def unknown(inventory_name):
     """(code, what, what is the matter, and the command or the words that fill it), in order."""
-    rows = [("PIN-NULL", "pivot_pins", "driver is not known yet", "ssh root@NODE cat /proc/driver/nvidia/version")]
+    run = "NVIDIA-Linux-x86_64-VERSION.run"
+    driver = (
+        ("version", "ssh root@NODE cat /proc/driver/nvidia/version"),
+        ("file", f"download {run} from NVIDIA, then file: its path; '' where nothing is installed"),
+        ("sha256", f"sha256sum {run}"),
+    )
+    rows = [("PIN-NULL", "pivot_pins.driver", f"{key} is not known yet", fill) for key, fill in driver]
     for subject, command, place, name in (
         (TARGET, MAKE_TARGET, "moonshotai/Kimi-K2.5", "kimi-k2.5"),
         (DRAFTER, MAKE_DRAFTER, "AQ-MedAI/Kimi-K25-eagle3", "kimi-k2.5-eagle3"),
@@ -172,12 +178,15 @@ class Checkout:
             manifest["files"] = {file: {"sha256": "0" * 64, "size": size} for file, size in sizes.items()}
             manifest["config"] = CONFIGS[name]
             (self.mine / f"manifests/{name}.json").write_text(json.dumps(manifest))
-        sources = self.root.parent / "models"
+        sources, installer = self.root.parent / "models", self.root.parent / "NVIDIA-Linux-x86_64-999.99.99.run"
+        installer.write_text("made-up")
         for line in re.findall(r"source: (/srv/models/.*)", text):
             (sources / line.removeprefix("/srv/models/")).mkdir(parents=True)
         text = (
             text.replace("/srv/models/", f"{sources}/")
-            .replace("driver: null", "driver: 999.99.99")
+            .replace("version: null", "version: 999.99.99")
+            .replace("file: null", f"file: {installer}")
+            .replace("sha256: null", f"sha256: {hashlib.sha256(b'made-up').hexdigest()}")
             .replace("convention: null", "convention: output")
         )
         assert yaml.safe_load(text)["pivot_pins"] != PINS
@@ -241,7 +250,9 @@ def test_every_null_is_found_and_nothing_else():
 def test_the_command_that_fills_it_stands_above_each_null():
     lines = (EXAMPLE / "group_vars/all/pins.yml").read_text().splitlines()
     wanted = {
-        "driver": ["ssh root@pve1.example.org cat /proc/driver/nvidia/version"],
+        "version": ["ssh root@pve1.example.org cat /proc/driver/nvidia/version"],
+        "file": ["download NVIDIA-Linux-x86_64-VERSION.run from NVIDIA"],
+        "sha256": ["sha256sum NVIDIA-Linux-x86_64-VERSION.run"],
         "revision": ["hf download moonshotai/Kimi-K2.5 --rev", "hf download AQ-MedAI/Kimi-K25-eagle3 --rev"],
         "manifest": [MAKE_TARGET, MAKE_DRAFTER],
         "convention": ["Read how its training code"],
@@ -282,7 +293,7 @@ def test_preflight_refuses_the_nulls_on_a_fresh_checkout(untouched):
 
 def test_what_is_missing_is_said_in_the_order_of_day_one(untouched):
     text = untouched.play("playbooks/preflight.yml").stdout
-    order = ["trust/known_hosts", "pve-root-ca.pem", "driver is not", "the source", "revision is", "convention is"]
+    order = ["trust/known_hosts", "pve-root-ca.pem", "version is not", "the source", "revision is", "convention is"]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
 
@@ -568,6 +579,7 @@ def test_containers_get_eight_cards_and_nothing_unneeded(rendered):
         assert values["proxmox_container_api_password"] == "made-up-pass"
         assert values["proxmox_container_ssh_public_keys"] == ["ssh-ed25519 AAAA operator"]
         assert values["gpu_runtime_driver"] == "999.99.99"
+        assert Path(values["gpu_runtime_driver_file"]).name == "NVIDIA-Linux-x86_64-999.99.99.run"
     assert [values["proxmox_container_api_host"] for values in hosts] == ["pve1.example.org", "pve2.example.org"]
     assert [values["proxmox_host_node"] for values in hosts] == ["pve1", "pve2"]
     assert [values["proxmox_container_net0"] for values in hosts] == [

@@ -1,28 +1,27 @@
 """Nodes and containers: texts as machines gave them, verdicts written by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pivot import host
+from pivot import device_nodes, host, limits
 from pivot.findings import Finding, Severity
 
 # an inside of a container, and what its node's driver says
-B09 = """\
-/dev/nvidia0|character special file|c3:0|660
-/dev/nvidiactl|character special file|c3:ff|660
-/dev/nvidia-uvm|regular empty file|0:0|644
-"""
+FIELD = Path(__file__).parents[1] / "data/field-cases"
+B09 = (FIELD / "B09-stat.txt").read_text()
 DEVICES = (
     "Character devices:\n  1 mem\n195 nvidia-frontend\n234 nvidia-caps\n511 nvidia-uvm\n\nBlock devices:\n  8 sd\n"
 )
 SEGMENT = "/dev/shm/nccl-Ab12Cd"  # noqa: S108 - a name in a report, nothing is written there
-NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)"
 BLACKWELL = "01:00.0 3D controller: NVIDIA Corporation GB202GL [RTX PRO 6000 Blackwell Server Edition] (rev a1)"
 
 
 def devices(text: str, *wanted: str, container: bool = True) -> list[Finding]:
-    return host.device_findings(wanted, host.parse_stat(text.splitlines()), host.parse_majors(DEVICES), "h", container)
+    return device_nodes.device_findings(
+        wanted, device_nodes.parse_stat(text.splitlines()), device_nodes.parse_majors(DEVICES), "h", container
+    )
 
 
 def test_only_the_file_in_place_of_a_device_is_a_fault() -> None:
@@ -61,8 +60,8 @@ def test_one_device(line: str, code: str | None) -> None:
 
 
 def test_numbers_of_a_driver_that_is_not_loaded_are_not_judged() -> None:
-    nodes = host.parse_stat(["/dev/nvidia-uvm|character special file|1fb:0|666|0"])
-    assert host.device_findings(["/dev/nvidia-uvm"], nodes, {}, "h", container=True) == []
+    nodes = device_nodes.parse_stat(["/dev/nvidia-uvm|character special file|1fb:0|666|0"])
+    assert device_nodes.device_findings(["/dev/nvidia-uvm"], nodes, {}, "h", container=True) == []
 
 
 def test_a_missing_device_has_another_fix_on_the_node() -> None:
@@ -73,73 +72,16 @@ def test_a_missing_device_has_another_fix_on_the_node() -> None:
 
 
 def test_device_paths_in_all_notations() -> None:
-    assert host.device_paths(["/dev/a,mode=0666", "mode=0666,path=/dev/b", "/dev/c"]) == ["/dev/a", "/dev/b", "/dev/c"]
+    assert device_nodes.device_paths(["/dev/a,mode=0666", "mode=0666,path=/dev/b", "/dev/c"]) == [
+        "/dev/a",
+        "/dev/b",
+        "/dev/c",
+    ]
 
 
 def test_a_line_that_is_no_stat_line_is_named() -> None:
     with pytest.raises(ValueError, match="stat: cannot statx"):
-        host.parse_stat(["stat: cannot statx '/dev/nvidia9'"])
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (NVRM, "580.95.05"),
-        ("libcuda.so.580.105.08", "580.105.08"),
-        ("libcuda.so.1", ""),
-        ("575.57-1", "575.57"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.71.05  Tue", "595.71.05"),
-        ("", ""),
-    ],
-)
-def test_driver_version(text: str, version: str) -> None:
-    assert host.driver_version(text) == version
-
-
-def test_driver_of_container_and_node_b11() -> None:
-    (finding,) = host.driver_findings(NVRM, ["libcuda.so.580.105.08", "libnvidia-ml.so.580.105.08"], "h")
-    assert (finding.code, finding.severity) == ("HOST-DRIVER-MISMATCH", Severity.ERROR)
-    assert "580.105.08" in finding.message
-    assert "580.95.05" in finding.message
-    assert "the container is ahead" in finding.message
-    assert "never install an unpinned driver" in finding.fix
-
-
-@pytest.mark.parametrize(
-    ("inside", "pinned", "code", "words"),
-    [
-        ("580.95.05", "", None, ""),
-        ("580.95.05", "580.95.05", None, ""),
-        ("580.105.08", "580.95.05", "HOST-DRIVER-MISMATCH", "the container moved"),
-        ("580.105.08", "580.105.08", "HOST-DRIVER-MISMATCH", "the node moved"),
-        ("575.57.08", "", "HOST-DRIVER-MISMATCH", "the node is ahead"),
-        ("580.95.05", "595.71.05", "HOST-DRIVER-PIN", "595.71.05"),
-    ],
-)
-def test_which_side_moved(inside: str, pinned: str, code: str | None, words: str) -> None:
-    found = host.driver_findings(NVRM, [f"libcuda.so.{inside}"], "h", pinned)
-    assert [finding.code for finding in found] == ([code] if code else [])
-    assert all(words in finding.message for finding in found)
-
-
-def test_no_module_and_no_libraries() -> None:
-    assert [finding.code for finding in host.driver_findings("", [], "h")] == ["HOST-DRIVER-MODULE"]
-    assert [finding.code for finding in host.driver_findings(NVRM, ["libcuda.so.1"], "h")] == ["HOST-DRIVER-LIBRARIES"]
-
-
-@pytest.mark.parametrize(
-    ("license_text", "gpus", "fires"),
-    [
-        ("NVIDIA", [BLACKWELL], True),
-        ("Dual MIT/GPL", [BLACKWELL], False),
-        ("NVIDIA", ["01:00.0 3D controller: NVIDIA Corporation GA100 [A100]"], False),
-        ("", [BLACKWELL], False),
-        ("NVIDIA", [], False),
-    ],
-)
-def test_module_flavour_b12(license_text: str, gpus: list[str], fires: bool) -> None:
-    found = host.module_findings(license_text, gpus, "h")
-    assert [finding.code for finding in found] == (["HOST-MODULE-FLAVOUR"] if fires else [])
+        device_nodes.parse_stat(["stat: cannot statx '/dev/nvidia9'"])
 
 
 @pytest.mark.parametrize(
@@ -159,11 +101,12 @@ def test_id_ranges(lines: list[str], fires: bool) -> None:
 
 def memory(**shm: Any) -> list[Finding]:
     facts = {"shm": {"bytes": 16 << 30, "free": 15 << 30, "mode": "1777", "left_behind": [], **shm}, "memlock": -1}
-    return host.memory_findings(facts, "h", 8192, memlock_unlimited=True)
+    return limits.memory_findings(facts, "h", 8192, memlock_unlimited=True)
 
 
 def test_shared_memory_is_small_and_full_b15() -> None:
-    small, full = memory(bytes=65536 << 10, free=436 << 10, left_behind=[SEGMENT])
+    _, size, _, free, *_ = (FIELD / "B15-df.txt").read_text().split()
+    small, full = memory(bytes=int(size.rstrip("K")) << 10, free=int(free.rstrip("K")) << 10, left_behind=[SEGMENT])
     assert (small.code, full.code) == ("HOST-SHM-SMALL", "HOST-SHM-FULL")
     assert "64 MiB" in small.message
     assert SEGMENT in small.message
@@ -176,37 +119,113 @@ def test_other_faults_of_memory() -> None:
     assert [finding.code for finding in memory(mode="755")] == ["HOST-SHM-MODE"]
     assert [finding.code for finding in memory(left_behind=[SEGMENT])] == ["HOST-SHM-LEFTOVERS"]
     facts = {"shm": {"bytes": 1 << 40, "free": 1 << 40, "mode": "1777", "left_behind": []}, "memlock": 8 << 20}
-    assert [finding.code for finding in host.memory_findings(facts, "h", 1, memlock_unlimited=True)] == ["HOST-MEMLOCK"]
-    assert host.memory_findings(facts, "h", 1, memlock_unlimited=False) == []
+    assert [finding.code for finding in limits.memory_findings(facts, "h", 1, memlock_unlimited=True)] == [
+        "HOST-MEMLOCK"
+    ]
+    assert limits.memory_findings(facts, "h", 1, memlock_unlimited=False) == []
+
+
+NODE: dict[str, Any] = {
+    "stat": B09.splitlines(),
+    "drivers": DEVICES,
+    "license": "NVIDIA",
+    "module": "",
+    "lspci": [BLACKWELL.replace("GB202GL [RTX PRO 6000 Blackwell Server Edition]", "Device [10de:2bb5]")],
+    "pve": "pve-manager/9.2.11/0123456789abcdef",
+    "subids": {"subuid": [], "subgid": ["root:100000:65536"]},
+    "config": "",
+    "cgroup": {},
+}
+OF_A_NODE: dict[str, Any] = {
+    "devices": ["/dev/nvidiactl", "/dev/x"],
+    "vmid": None,
+    "iommu": "undecided",
+    "shared": False,
+}
 
 
 def test_a_node_and_a_container_as_a_whole() -> None:
-    node: dict[str, Any] = {
-        "stat": B09.splitlines(),
-        "drivers": DEVICES,
-        "license": "NVIDIA",
-        "gpus": [BLACKWELL],
-        "pve": "pve-manager/9",
-    }
-    node["subids"] = {"subuid": [], "subgid": ["root:100000:65536"]}
-    assert [finding.code for finding in host.node(node, ["/dev/nvidia0", "/dev/nvidia1"], "n")] == [
-        "HOST-DEVICE-MISSING",
-        "HOST-MODULE-FLAVOUR",
-        "HOST-IDMAP",
-    ]
-    assert host.node({**node, "license": "Dual MIT/GPL", "pve": ""}, ["/dev/nvidia0"], "n") == []
+    found = host.node(NODE, OF_A_NODE, "n")
+    assert [finding.code for finding in found] == ["HOST-DEVICE-MISSING", "HOST-MODULE-FLAVOUR", "HOST-IDMAP"]
+    assert (
+        host.node({**NODE, "license": "Dual MIT/GPL", "pve": ""}, {**OF_A_NODE, "devices": ["/dev/nvidia0"]}, "n") == []
+    )
     inside: dict[str, Any] = {
         "stat": B09.splitlines(),
         "drivers": DEVICES,
         "memlock": 65536,
         "module": "",
         "libraries": [],
+        "memory": {"total": 1 << 40, "max": -1, "high": -1},
+        "packages": {"installed": {}, "held": [], "pins": [], "unattended": "", "timer": ""},
+        "loader": [],
     }
     inside["shm"] = {"bytes": 1 << 30, "free": 1 << 30, "mode": "1777", "left_behind": []}
-    options = {"devices": ["/dev/nvidia0"], "accelerator": "cpu", "shm_min_mib": "64", "driver": ""}
+    options = {"devices": ["/dev/nvidia0"], "accelerator": "cpu", "shm_min_mib": "64", "driver": "", "pending": False}
+    options["weights_gib"] = "0"
     assert host.runtime(inside, options, "h") == []
     cuda = host.runtime(inside, {**options, "accelerator": "cuda"}, "h")
     assert [finding.code for finding in cuda] == ["HOST-MEMLOCK", "HOST-DRIVER-MODULE"]
+    assert [f.code for f in host.runtime(inside, {**options, "accelerator": "cuda", "pending": True}, "h")] == [
+        "HOST-MEMLOCK"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pve", "severity"),
+    [
+        ("pve-manager/9.2.11/0123 (running kernel: 6.17.4-2-pve)", None),
+        ("pve-manager/8.2.0/0123", None),
+        ("pve-manager/8.1.4/0123", Severity.ERROR),
+        ("pve-manager/7.4-3/0123", Severity.ERROR),
+        ("pve-manager/10.0.1/0123", Severity.WARNING),
+        ("", None),
+    ],
+)
+def test_versions_of_proxmox(pve: str, severity: Severity | None) -> None:
+    found = host.version_findings(pve, "n")
+    assert [(f.code, f.severity) for f in found] == ([("HOST-PVE-VERSION", severity)] if severity else [])
+
+
+UNITS = [{"Id": "pivot-nvidia-nodes.service", "UnitFileState": "enabled", "ExecStart": "/usr/bin/nvidia-modprobe -u"}]
+
+
+@pytest.mark.parametrize(
+    ("units", "udev", "wanted", "fires"),
+    [
+        (UNITS, [], "/dev/nvidia-uvm", False),
+        ([], ['ACTION=="add", RUN+="/usr/bin/nvidia-modprobe -c0 -u"'], "/dev/nvidia-uvm", False),
+        ([], [], "/dev/null", False),
+        ([], [], "/dev/nvidia-uvm,mode=0666", True),
+        ([{**UNITS[0], "UnitFileState": "disabled"}], [], "/dev/nvidia0", True),
+        ([{**UNITS[0], "ExecStart": "/usr/bin/nvidia-persistenced"}], [], "/dev/nvidia0", True),
+    ],
+)
+def test_nodes_after_the_next_boot(units: list[dict[str, str]], udev: list[str], wanted: str, fires: bool) -> None:
+    found = device_nodes.boot_findings({"before_guests": units, "udev": udev}, [wanted], "n")
+    assert [finding.code for finding in found] == (["HOST-BOOT-NODES"] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("total", "limit", "weights", "fires"),
+    [
+        (768, -1, 510, False),
+        (768, -1, 0, False),
+        (256, -1, 510, True),
+        (768, 100, 510, True),
+        (510, -1, 510, True),  # Proxmox slows down 128 MiB below the limit
+        (511, -1, 510, False),
+    ],
+)
+def test_memory_against_weights(total: int, limit: int, weights: float, fires: bool) -> None:
+    memory = {"total": total << 30, "max": limit << 30 if limit > 0 else -1, "high": -1}
+    found = limits.weight_findings(memory, weights, "h")
+    assert [finding.code for finding in found] == (["HOST-MEMORY-HIGH"] if fires else [])
+
+
+def test_where_proxmox_begins_to_slow_down() -> None:
+    assert limits.throttled_from(16 << 30) == (16 << 30) - (128 << 20)
+    assert limits.throttled_from(512 << 20) == 508 << 20
 
 
 def test_listeners() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import descriptions, inspect, inventory, launch, sent
+from pivot import descriptions, inspect, inventory, launch
 from pivot.findings import Severity
+from pivot.program import program
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "roles/server_inspect/files/inspect_server.py"
@@ -673,7 +674,7 @@ def server(tmp_path: Path) -> Any:
 
 def look_at(pid: int, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     asked = json.dumps({"unit": "sglang.service", "pid": pid})
-    script = sent.program(SCRIPT.read_text(), ["redact", "installed"])
+    script = program(SCRIPT)
     command = [python, "-I", "-B", "-", asked]
     return subprocess.run(command, input=script, capture_output=True, text=True, check=False, timeout=60)
 

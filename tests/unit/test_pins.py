@@ -78,6 +78,29 @@ def test_a_model_that_comes_from_elsewhere_needs_no_source_here(other, place):
         assert found(registry, place) == [("PIN-SOURCE" if source else "PIN-NULL", "m")]
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"file": "", "sha256": None}, []),  # the libraries come from elsewhere
+        ({"version": None}, ["PIN-NULL"]),
+        ({"file": None, "sha256": None}, ["PIN-NULL", "PIN-NULL"]),
+        ({"sha256": None}, ["PIN-NULL"]),
+        ({"version": 580.95}, ["PIN-FORM"]),
+        ({"sha256": "0" * 64}, ["PIN-DRIVER"]),
+        ({"file": "gone-580.95.05.run"}, ["PIN-DRIVER"]),
+        ({"version": "580.105.08"}, ["PIN-DRIVER"]),
+    ],
+)
+def test_the_driver(changes, expected, place):
+    (place / "NVIDIA-Linux-x86_64-580.95.05.run").write_text("x")
+    sha256 = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"  # printf x | sha256sum
+    right = {"version": "580.95.05", "file": "NVIDIA-Linux-x86_64-580.95.05.run", "sha256": sha256}
+    registry = {**REGISTRY, "driver": right | changes}
+    assert [finding.code for finding in pins.check(registry, place, place)] == expected
+    assert found({**REGISTRY, "driver": "580.95.05"}, place) == [("PIN-FORM", "driver")]
+
+
 def test_a_null_names_the_command_that_fills_it(place):
     registry = copy.deepcopy(REGISTRY)
     registry["models"]["m"]["revision"] = None

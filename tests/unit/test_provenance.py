@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pivot import installed, provenance, sent
+from pivot import installed, provenance
+from pivot.program import program
 
 SCRIPT = Path(__file__).parents[2] / "roles/sglang_server/files/running_code.py"
 MODELS = "sglang/srt/models/kimi_k25.py"
@@ -198,10 +199,8 @@ def test_a_process_is_looked_at_as_the_role_asks(release, tmp_path):
         process.stdout.readline()
         libraries[1].unlink()
         question = {"pid": process.pid, "python": str(release / "bin/python"), "writable": []}
-        program = sent.program(SCRIPT.read_text(), ["installed"])
-        done = subprocess.run(
-            [sys.executable, "-I", "-", json.dumps(question)], input=program, capture_output=True, text=True, check=True
-        )
+        line = [sys.executable, "-I", "-", json.dumps(question)]
+        done = subprocess.run(line, input=program(SCRIPT), capture_output=True, text=True, check=True)
         process.communicate(b"\n")
     found = json.loads(done.stdout)
     assert found["begins"] == sys.executable
@@ -220,11 +219,3 @@ def test_a_process_that_is_gone_is_no_answer(release, capsys):
 def test_the_files_for_hosts_are_python_3_9():
     for path in (SCRIPT, Path(installed.__file__)):
         ast.parse(path.read_text(), feature_version=(3, 9))
-
-
-def test_a_program_is_one_piece_and_knows_its_modules():
-    text = sent.program("from pivot import installed\nprint(installed.SMALL)", ["installed"])
-    done = subprocess.run([sys.executable, "-I", "-"], input=text, capture_output=True, text=True, check=True)
-    assert done.stdout == "65536\n"
-    with pytest.raises(FileNotFoundError, match=r"pivot\.nothing has no source file"):
-        sent.program("", ["nothing"])

@@ -229,6 +229,37 @@ def test_a_selection_of_rows_is_found_among_the_rows_of_the_forward() -> None:
     assert wiring([header(), target(2, [3, 4]), unseen]).slices == ()
 
 
+def tree(layer_of_the_root: int) -> list[dict[str, Any]]:
+    """A verification of a tree: the root, and two drafts for the position after it. The second is accepted, so that
+    `fc` is fed the root, that draft, and for the rest of its rows whatever lies there."""
+    rows = {layer: [layer * 100.0, layer * 100 + 1.0, layer * 100 + 2.0] for layer in range(LAYERS)}
+    forward = {
+        **target(2, [3, 4]),
+        "rows": 3,
+        "requests": ["one"],
+        "lengths": [3],
+        "positions": [10, 11, 11],
+        "captured": {"count": 2, "prints": [printed(*rows[3]), printed(*rows[4])]},
+        "embedding": printed(*rows[0]),
+        "inputs": {str(layer): printed(*rows[layer]) for layer in rows},
+    }
+    root, first = rows[layer_of_the_root][0], rows[3]
+    path = [printed(root, first[2], first[0]), printed(rows[4][0], rows[4][2], rows[4][0])]
+    fed = {"point": "fc", "n": 4, "target": 2, "rows": 3, "positions": [10, 11, 12], "prints": path}
+    packed = {**handed("packed", 3, 2, [3, 4]), "rows": 3, "prints": forward["captured"]["prints"]}
+    return [header(), forward, {**packed, "positions": [10, 11, 11]}, fed]
+
+
+def test_the_accepted_path_of_a_tree_is_compared_where_its_rows_are_known() -> None:
+    answer = wiring(tree(layer_of_the_root=3), [3, 4])
+    assert answer.layers == (3, 4)
+    assert codes(answer) == []
+
+
+def test_another_layer_at_the_root_of_a_tree_is_seen() -> None:
+    assert wiring(tree(layer_of_the_root=2), [3, 4]).layers == (2, 4)
+
+
 def test_a_call_whose_forward_was_lost_is_left_out() -> None:
     answer = wiring(
         [header(), target(2, [3]), handed("packed", 3, 2, [3]), handed("fc", 4, 2, [3]), handed("fc", 6, 5, [3])]

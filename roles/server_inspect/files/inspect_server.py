@@ -1,6 +1,6 @@
 """What an SGLang server on this host is, whoever set it up: read-only, bounded, secrets masked before anything leaves.
 
-Sent in one piece with `pivot.redact` and `pivot.installed` (see `pivot.sent`). Standard library only, Python 3.9.
+Sent in one piece with `pivot.redact` and `pivot.installed` (see `pivot.program`). Standard library only, Python 3.9.
 Argument: JSON with ``unit`` and ``pid`` (0: found by itself). Prints one JSON object; exits 3 with {"failed": sentence}
 when there is nothing to look at. What cannot be read is named under ``problems`` as [what, sentence].
 """

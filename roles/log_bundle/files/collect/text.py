@@ -1,7 +1,4 @@
-"""What a collector writes: masked lines of files, commands and the journal, never more than a limit.
-
-A part of `collect.py`, with which it is sent to the host. Standard library only, Python 3.9.
-"""
+"""What a collector writes: masked lines of files, commands and the journal, never more than a limit."""
 
 from __future__ import annotations
 

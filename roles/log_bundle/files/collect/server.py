@@ -1,7 +1,4 @@
-"""What a server answers to a collector.
-
-A part of `collect.py`, with which it is sent to the host. Standard library only, Python 3.9.
-"""
+"""What a server answers to a collector."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from collect_text import MissingError
-
+from collect.text import MissingError
 from pivot.redact import Redactor
 
 PATHS = ("/health", "/model_info", "/server_info", "/metrics")

@@ -1,7 +1,4 @@
-"""What a collector looks at: the unit, processes, files behind globs, dumps of the flight recorder.
-
-A part of `collect.py`, with which it is sent to the host. Standard library only, Python 3.9.
-"""
+"""What a collector looks at: the unit, processes, files behind globs, dumps of the flight recorder."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collect_text import MissingError, run
+from collect.text import MissingError, run
 
 
 def properties(unit: str) -> dict[str, str]:

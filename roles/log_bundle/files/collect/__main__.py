@@ -1,7 +1,5 @@
 """Collect logs and state of one service into a private directory of this host, secrets masked.
 
-Sent to the host in one piece with its other parts and `pivot.redact` (see `pivot.bundle.collector`). Standard library
-only, Python 3.9.
 Argument: JSON with ``rows`` (of `pivot.bundle_table.table`), ``unit``, ``total_limit`` in bytes and what it is,
 ``directories`` (where the private directory may be made), ``prompts`` (whether texts of requests may stay) and
 ``owner`` (for whom: what an interrupted run left for the same one goes). Prints one JSON object: ``staging``,
@@ -27,10 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collect_look import expand, flight, look, process, properties, scalar, sha256
-from collect_server import Server
-from collect_text import MissingError, Sink, copy_file, journal, put, run, stream
-
+from collect.look import expand, flight, look, process, properties, scalar, sha256
+from collect.server import Server
+from collect.text import MissingError, Sink, copy_file, journal, put, run, stream
 from pivot.redact import MASK, Redactor, secret_name, secret_values
 
 PREFIX = "pivot-bundle-"
@@ -427,7 +424,7 @@ def stop(number: int, _frame: object) -> None:
 def main() -> None:
     """Collect, print what there is, and leave nothing behind when it fails."""
     if len(sys.argv) != 2:
-        sys.exit("usage: collect.py JSON")
+        sys.exit("usage: collect JSON")
     request = json.loads(sys.argv[1])
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must not leave the secrets it has read
