@@ -6,6 +6,7 @@ A role or an inventory adds rows with ``log_bundle_extra_items``, see `added`.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -156,8 +157,11 @@ def node_table(container: str, facts: str) -> list[dict[str, Any]]:
     """
     journal = ("journalctl", "--quiet", "--no-pager", "--utc", "--output=short-iso-precise", "--boot")
     unit = f"--unit=pve-container@{container}.service"
+    asked = json.dumps({"devices": [], "vmid": int(container) if container.isdigit() else None})
     rows = [
-        Item("node/facts.json", "script", ("node_facts.py", facts, "[]"), MIB, "plain", "driver, devices, maps of ids"),
+        Item(
+            "node/facts.json", "script", ("node_facts.py", facts, asked), MIB, "plain", "driver, devices, maps of ids"
+        ),
         Item("node", "files", ("/proc/cmdline", "/proc/devices", *DRIVER), MIB, "plain", "boot options, driver"),
         _command("node/gpus.txt", (SMI, "-q"), "GPUs as the node sees them", kind="tool"),
         Item("node/pci.txt", "tool", ("lspci", "-vvv"), 8 * MIB, "plain", "links, ACS, BAR1"),
