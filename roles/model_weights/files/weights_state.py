@@ -126,8 +126,7 @@ class Model:
 
     def linked(self, path: Path, name: str) -> bool:
         """Whether an entry is a link that a release may hold: to the same name in a path that holds the model."""
-        target = os.readlink(str(path))
-        return target in [str(Path(holder, name)) for holder in self.paths]
+        return os.readlink(str(path)) in [str(Path(holder, name)) for holder in self.paths]
 
 
 def kind(mode: int) -> str:
@@ -147,8 +146,7 @@ def walk(directory: Path) -> Tuple[List[str], List[str]]:
         directories[:] = [name for name in directories if name != "__pycache__"]
         for name in [*names, *directories]:
             path = Path(parent, name)
-            place = folders if stat.S_ISDIR(path.lstat().st_mode) else files
-            place.append(path.relative_to(directory).as_posix())
+            (folders if stat.S_ISDIR(path.lstat().st_mode) else files).append(path.relative_to(directory).as_posix())
     return files, folders
 
 
