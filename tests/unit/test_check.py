@@ -71,9 +71,9 @@ def test_what_the_validator_says_is_a_finding():
 
 
 def test_the_same_finding_of_two_hosts_is_one():
-    null = {"engines": {}, "models": {}, "driver": None}
+    null = {"engines": {}, "models": {}, "driver": {"version": None, "file": "", "sha256": ""}}
     report = run(host(pivot_pins=null), host("llm02", pivot_pins=null))
-    assert codes(report) == [("PIN-NULL", "pivot_pins", "error")]
+    assert codes(report) == [("PIN-NULL", "pivot_pins.driver", "error")]
 
 
 def test_launch_settings_of_a_wrong_type_are_left_to_the_types():
