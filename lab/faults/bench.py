@@ -146,11 +146,17 @@ class Container:
 
 
 def _run(line: Sequence[str], stdin: str | None = None) -> str:
-    """A command's output; BenchError with the end of what it said when it fails."""
-    done = subprocess.run(line, input=stdin, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BenchError(f"{line[0]} ended with status {done.returncode}: {done.stderr.strip()[-800:]}")
-    return done.stdout
+    """A command's output; BenchError with the end of what it said when it fails. Ended itself, it ends the command."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            said, complained = process.communicate(stdin)
+        except BaseException:
+            process.terminate()  # a row being served then ends its server
+            raise
+    if process.returncode:
+        raise BenchError(f"{line[0]} ended with status {process.returncode}: {complained.strip()[-800:]}")
+    return said
 
 
 # --- one row
