@@ -295,18 +295,17 @@ class Container:
     def create(self, wanted: Mapping[str, str]) -> None:
         """Create it and wait. A call after which the wanted container exists all the same is a success."""
 
-        def attempt() -> None:
+        def attempt() -> str:
             earlier = set(self._creations())
             try:
-                upid = self.session.send("post", f"nodes/{self.node}/lxc", vmid=self.vmid, **wanted)
+                return str(self.session.send("post", f"nodes/{self.node}/lxc", vmid=self.vmid, **wanted))
             except UnclearError:
                 if not self._came_to_be(wanted["hostname"], earlier):
                     raise
-            else:
-                self.wait(upid)
+                return ""
 
         with serialised(self.session.access.host, self.node):
-            self.session.patiently(attempt)
+            self._wait_for(self.session.patiently(attempt))
 
     def _creations(self) -> list[str]:
         """Tasks of the node that made a container of this id, or still do: known by name, as two clocks may differ."""
@@ -354,16 +353,15 @@ class Container:
         seconds = max(self.task_seconds, float(body.get("timeout", 0)) + PATIENCE_SECONDS)
         wanted = "running" if action == "start" else "stopped"
 
-        def attempt() -> None:
+        def attempt() -> str:
             try:
-                upid = self.session.send("post", f"{self.path}/status/{action}", **body)
+                return str(self.session.send("post", f"{self.path}/status/{action}", **body))
             except UnclearError:
                 if self.status()["status"] != wanted:
                     raise
-            else:
-                self.wait(upid, seconds)
+                return ""
 
-        self.session.patiently(attempt)
+        self._wait_for(self.session.patiently(attempt), seconds)
         status = self.status()
         if status["status"] != wanted and (status.get("ha") or {}).get("managed"):
             # the task only asked the cluster's high availability for it
@@ -372,18 +370,23 @@ class Container:
     def destroy(self) -> None:
         """Destroy the stopped container and its volumes, and its place in backup and replication jobs."""
 
-        def attempt() -> None:
+        def attempt() -> str:
             try:
-                upid = self.session.send("delete", self.path, purge=1)
+                return str(self.session.send("delete", self.path, purge=1))
             except UnclearError:
                 if self.config() is not None:
                     raise
-            else:
-                self.wait(upid)
+                return ""
 
-        self.session.patiently(attempt)
+        self._wait_for(self.session.patiently(attempt))
 
     # --- waiting
+
+    def _wait_for(self, upid: str, seconds: float | None = None) -> None:
+        """Wait for a task that was begun; none where an answer was lost and its work found done. Not to be repeated
+        with what began it: that would begin a second one."""
+        if upid:
+            self.wait(upid, seconds)
 
     def wait_unlocked(self) -> None:
         """Wait while another task (for example a create whose client was killed) holds the container."""
