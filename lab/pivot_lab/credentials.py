@@ -36,7 +36,8 @@ def ensure_secrets(layout: Layout) -> dict[str, str]:
     wanted: dict[str, Callable[[], str]] = {
         "vault_proxmox_password": lambda: secrets.token_urlsafe(24),
         "vault_proxmox_token_value": lambda: str(uuid.uuid4()),
-        "vault_sglang_api_key": lambda: secrets.token_urlsafe(32),
+        # an option of SGLang: one that began with - would be taken for the next option
+        "vault_sglang_api_key": lambda: secrets.token_hex(32),
     }
     missing = {name: make() for name, make in wanted.items() if name not in values}
     if missing:

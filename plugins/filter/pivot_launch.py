@@ -7,9 +7,11 @@ from typing import Any
 from pivot import drift, launch, nccl, paths, rollback, starts
 
 
-def check(flags: Mapping[str, Any], environment: Mapping[str, Any], subject: str) -> list[dict[str, str]]:
+def check(
+    flags: Mapping[str, Any], environment: Mapping[str, Any], subject: str, api_key: object = None
+) -> list[dict[str, str]]:
     """Findings about launch settings, as dictionaries."""
-    return [finding.as_dict() for finding in launch.check(subject, flags, environment)]
+    return [finding.as_dict() for finding in launch.check(subject, flags, environment, api_key)]
 
 
 def phases(lines: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:

@@ -212,7 +212,7 @@ def _served(host: Host) -> tuple[Said, list[Finding]]:
     if not isinstance(flags, Mapping) or not isinstance(own, Mapping):
         return Said(), []  # a type that is found where types are looked at
     environment = nccl.environment(host.values.get("sglang_server_nccl_profile"), own)
-    found = launch.check(host.name, flags, environment)
+    found = launch.check(host.name, flags, environment, host.values.get("sglang_server_api_key"))
     verdict, more = _engine(host, flags, environment)
     found += more
     found += _nccl(host, flags, environment)

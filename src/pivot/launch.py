@@ -36,9 +36,12 @@ _NAME = re.compile(r"^[A-Z_][A-Z0-9_]*$")
 _FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
 
 
-def check(subject: str, flags: Mapping[str, Any], environment: Mapping[str, Any]) -> list[Finding]:
-    """Everything wrong with the launch settings of one host that their form alone shows."""
+def check(
+    subject: str, flags: Mapping[str, Any], environment: Mapping[str, Any], api_key: object = None
+) -> list[Finding]:
+    """Everything wrong with the launch settings of one host that their form alone shows; the key itself is not said."""
     wrong = [
+        _wrong_text("sglang_server_api_key", api_key) if isinstance(api_key, str) else None,
         *(_wrong_flag(name, value) for name, value in flags.items()),
         *(_wrong_variable(name, value) for name, value in environment.items()),
     ]

@@ -147,3 +147,15 @@ def test_a_full_disk_is_named_before_anything_is_written():
     assert finding.code == "SERVER-SPACE"
     assert finding.message.startswith("1.0 MiB are free where /etc/sglang is")
     assert launch.space("infer1", {"/etc/sglang": 4 << 20}) == []
+
+
+def test_a_key_that_sglang_takes_for_a_flag_is_found_and_not_said():
+    (finding,) = launch.check("llm01", {}, {}, "-k3y-of-somebody")
+    assert finding.code == "LAUNCH-DASH"
+    assert finding.message.startswith("sglang_server_api_key begins with -")
+    assert "k3y" not in str(finding)
+
+
+@pytest.mark.parametrize("key", [None, "", "k3y-of-somebody", "k3y-"])
+def test_other_keys_are_taken(key):
+    assert launch.check("llm01", {}, {}, key) == []
