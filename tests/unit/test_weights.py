@@ -13,15 +13,9 @@ from pivot.manifest import FilePin, Manifest
 from pivot.tensors import WeightsError
 from pivot.weights import Action, Wanted
 
+from .test_manifest import GOOD_MANIFEST
+
 US = "ann@laptop:/src"
-GOOD_MANIFEST: dict[str, Any] = {
-    "format": 1,
-    "repository": "lab/toy",
-    "revision": "r1",
-    "files": {"config.json": {"sha256": "0" * 64, "size": 3}},
-    "config": {},
-    "safetensors": {},
-}
 
 
 def entry(tmp_path: Path, **change: Any) -> dict[str, Any]:
