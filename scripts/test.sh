@@ -43,6 +43,16 @@ killed=tests/integration/test_interruption.py
 beside=("$killed::test_engine" "$killed::test_serve" "$killed::test_debug")
 verbose=(-v --durations=0 --durations-min=5)
 
+# What failed, once more in few lines: often the end of the output is all there is of a run
+failures() {
+    local name
+    [[ -s $logs/.failed ]] || echo 'FAILED: a lane ended by itself'
+    while read -r name; do
+        printf 'FAILED: %s\n' "$name"
+        grep -aE '^(FAILED|ERROR|E) |^fatal: |^\[ERROR\]: |: error: ' "$logs/$name.log" | cut -c1-400 | tail -n 20 || true
+    done < <(cat "$logs/.failed" 2>/dev/null)
+}
+
 deploy_lane() {
     trap 'touch "$logs/.deploy-ended"' EXIT
     step integration python -m pytest "${verbose[@]}" "${beside[@]/#/--deselect=}" tests/integration
@@ -77,6 +87,6 @@ broken=0
 for pid in "${lanes[@]}"; do wait "$pid" || broken=1; done
 printf '\nall of it: %d s\n' $((SECONDS - begin))
 if [[ $broken -ne 0 ]]; then
-    printf 'FAILED: %s\n' "$(paste -sd ' ' "$logs/.failed" 2>/dev/null || echo 'a lane ended by itself')"
+    failures
     exit 1
 fi
