@@ -22,11 +22,11 @@ from typing import Any
 
 import yaml
 
-from pivot import bundle, bundle_table
-from pivot.gpu_logs import NcclLog
+from pivot.bundles import bundle, bundle_table
+from pivot.bundles.redact import Redactor
+from pivot.logs.gpu_logs import NcclLog
+from pivot.logs.server_log import ServerLog
 from pivot.program import program
-from pivot.redact import Redactor
-from pivot.server_log import ServerLog
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_MBPS = 30.0

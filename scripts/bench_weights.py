@@ -33,7 +33,8 @@ from typing import Any
 
 import yaml
 
-from pivot import transfer, weights, weights_send
+from pivot import transfer
+from pivot.checkpoints import weights, weights_send
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "roles/model_weights/files"
@@ -203,7 +204,7 @@ def sending(scratch: Path, connection: dict[str, Any]) -> bool:
         argv = weights_send.rsync_command(str(source), f"{THERE}/in", connection, receiver, place / "names")
         sends = [{"key": "bench", "root": THERE, "size": 1, "names": names or list(files), "argv": argv}]
         (place / "spec.json").write_text(json.dumps(sends))
-        child = subprocess.Popen([sys.executable, "-m", "pivot.weights_send", str(place)])
+        child = subprocess.Popen([sys.executable, "-m", "pivot.checkpoints.weights_send", str(place)])
         _, status, used = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode:

@@ -7,8 +7,8 @@ resolve pyproject.toml --no-annotate --output-file requirements/controller.txt
 resolve pyproject.toml --extra dev lab/pyproject.toml --constraint requirements/controller.txt \
     --output-file requirements/dev.txt
 # the engines' locks; the CPU one downloads its wheels (a few hundred MB), the CUDA one only their metadata
-python -m pivot.wheelhouse lock requirements/engine/cpu-py311.in
-python -m pivot.index_lock requirements/engine/cuda-py312.in
+python -m pivot.engines.wheelhouse lock requirements/engine/cpu-py311.in
+python -m pivot.engines.index_lock requirements/engine/cuda-py312.in
 # what the locked SGLangs are: read from their wheels, those at hand or else the locked ones of the index
 versions=$(sed -n 's/^sglang==\([^ ]*\) .*/\1/p' requirements/engine/*.lock | sort -u)
 place=$(mktemp -d)

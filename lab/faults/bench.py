@@ -23,11 +23,12 @@ from typing import Any
 
 import yaml
 
-from pivot import ask, experiment, wiring
+from pivot.experiments import ask, experiment
+from pivot.experiments.whatif_command import EVALUATOR
 from pivot.findings import errors
 from pivot.program import program
-from pivot.whatif_command import EVALUATOR
-from pivot.wiring_findings import codes
+from pivot.wirings import wiring
+from pivot.wirings.wiring_findings import codes
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ROOT / "lab/faults/rows.yml"
@@ -201,7 +202,7 @@ def reported(outcome: Mapping[str, Any]) -> wiring.Acceptance:
 
 
 def asked(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked and answered, as `pivot.ask` keeps it."""
+    """What was asked and answered, as `pivot.experiments.ask` keeps it."""
     prompts = []
     for prompt in outcome["prompts"]:
         reply = {"output_ids": prompt["output_ids"], "meta_info": prompt["meta"]}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pivot_lab.layout import Layout
 
-from pivot import proxmox_api
+from pivot.pve import proxmox_api
 
 from .faults import NEIGHBOUR, Faults
 from .standin import Server

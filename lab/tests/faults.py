@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from pivot.proxmox_api import Access, Container, Session
-from pivot.proxmox_ensure import Outcome, Request, ensure
+from pivot.pve.proxmox_api import Access, Container, Session
+from pivot.pve.proxmox_ensure import Outcome, Request, ensure
 
 from .standin import PASSWORD, TEMPLATE, Server
 

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 from fakepve.model import TaskError
 
-from pivot.proxmox_api import Access, ApiError, Container, Session
-from pivot.proxmox_ensure import Request, ensure
+from pivot.pve.proxmox_api import Access, ApiError, Container, Session
+from pivot.pve.proxmox_ensure import Request, ensure
 
 from .faults import WANTED, Faults, answered, expired, reset, run, settled, worked_and_reset, worked_but
 from .standin import PASSWORD

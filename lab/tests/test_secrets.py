@@ -41,7 +41,7 @@ filter_plugins = {ROOT}/plugins/filter
 """
 # read by Python where it starts: what no code of this project does, an error that names what it holds
 BROKEN = """
-from pivot import proxmox_ensure
+from pivot.pve import proxmox_ensure
 
 def ensure(container, request, *, check):
     container.release()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from pivot import wiring
+from pivot.wirings import wiring
 
 PROJECT = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"])
 RECORDS = "/var/log/pivot-probe"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from testinfra.host import Host
 
-from pivot import launch
+from pivot.serving import launch
 
 PROJECT = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"])
 INVENTORY = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"], "inventory")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import launch
+from pivot.serving import launch
 
 KEY = "molecule-not-a-secret"
 

@@ -1,11 +1,11 @@
-"""Everything wrong with an inventory, in one list; decisions are those of `pivot.check`."""
+"""Everything wrong with an inventory, in one list; decisions are those of `pivot.inventory.check`."""
 
 from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from pivot import check, gather, inventory
+from pivot.inventory import check, gather, inventory
 from pivot.report import as_result
 
 PROJECT = Path(__file__).resolve().parents[2]

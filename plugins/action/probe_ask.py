@@ -1,4 +1,4 @@
-"""Asks a server the fixed prompts and replays the answers for the debug probe; decisions are `pivot.ask`'s."""
+"""Asks a server the fixed prompts and replays the answers for the debug probe, as `pivot.experiments.ask` decides."""
 
 import json
 import urllib.error
@@ -7,8 +7,9 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from pivot import ask, health
+from pivot.experiments import ask
 from pivot.report import as_result
+from pivot.serving import health
 
 
 class ActionModule(ActionBase):
@@ -23,7 +24,7 @@ class ActionModule(ActionBase):
     TRANSFERS_FILES = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Never changed; failed when a finding is an error. `asked` is what `pivot.ask.as_dict` gives."""
+        """Never changed; failed when a finding is an error. `asked` is what `pivot.experiments.ask.as_dict` gives."""
         super().run(tmp, task_vars)
         given = self._task.args
         subject = (task_vars or {}).get("inventory_hostname", given["url"])

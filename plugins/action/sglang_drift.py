@@ -1,12 +1,13 @@
-"""Asks a server what it works with, and compares it with what was meant; decisions are `pivot.drift`'s."""
+"""Asks a server what it works with, and compares it with what was meant; decisions are `pivot.serving.drift`'s."""
 
 import urllib.error
 from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from pivot import drift, health, provenance
+from pivot.engines import provenance
 from pivot.report import as_result
+from pivot.serving import drift, health
 
 
 class ActionModule(ActionBase):

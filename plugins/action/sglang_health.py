@@ -1,4 +1,4 @@
-"""Asks a server from the controller; decisions are `pivot.health`'s."""
+"""Asks a server from the controller; decisions are `pivot.serving.health`'s."""
 
 import json
 import urllib.error
@@ -7,8 +7,8 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 
-from pivot import health
 from pivot.report import as_result
+from pivot.serving import health
 
 # without a file of recorded prompts: sanity only
 FALLBACK: dict[str, Any] = {

@@ -8,7 +8,7 @@ from ansible.errors import AnsibleConnectionFailure
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from pivot import progress
+from pivot.checkpoints import progress
 
 PAUSES = (2, 5, 10, 30)  # seconds between two lines; the last one stays
 PATIENCE = 900  # seconds without a connection

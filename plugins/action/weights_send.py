@@ -1,4 +1,4 @@
-"""Sends weights from the controller, or follows the sender of an earlier run; the work is `pivot.weights_send`'s."""
+"""Sends weights from the controller, or follows an earlier run's sender, which is `pivot.checkpoints.weights_send`."""
 
 import time
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from pivot import progress, weights_send
+from pivot.checkpoints import progress, weights_send
 
 PAUSES = (2, 5, 10, 30)  # seconds between two lines; the last one stays
 

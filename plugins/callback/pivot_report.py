@@ -12,8 +12,9 @@ from ansible.parsing.vault import AnsibleVaultError
 from ansible.plugins.callback import CallbackBase
 from ansible.utils import display as ansible_display
 
-from pivot import inventory, report
+from pivot import report
 from pivot.findings import render
+from pivot.inventory import inventory
 
 DOCUMENTATION = """
 name: pivot_report

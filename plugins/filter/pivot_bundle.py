@@ -1,11 +1,11 @@
-"""Thin adapter: decisions of `pivot.bundle` and `pivot.bundle_table` as filters."""
+"""Thin adapter: decisions of `pivot.bundles.bundle` and `pivot.bundles.bundle_table` as filters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import bundle, bundle_table
+from pivot.bundles import bundle, bundle_table
 
 
 def rows(options: Mapping[str, Any]) -> list[dict[str, Any]]:

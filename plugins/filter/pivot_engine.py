@@ -1,4 +1,4 @@
-"""Thin adapter: decisions of `pivot.engine` and `pivot.wheelhouse` as filters."""
+"""Thin adapter: decisions of `pivot.engines.engine` and `pivot.engines.wheelhouse` as filters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import engine, findings, patches, releases, transfer, wheelhouse
-from pivot.secret_names import secret_name
+from pivot import findings
+from pivot.bundles.secret_names import secret_name
+from pivot.engines import engine, patches, releases, sending, wheelhouse
+from pivot.transfer import TransferError
 
 
 def _release(settings: Mapping[str, Any]) -> engine.Release:
@@ -37,7 +39,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
-        except (engine.EngineError, transfer.TransferError) as error:
+        except (engine.EngineError, TransferError) as error:
             raise AnsibleFilterError(str(error)) from error
 
     return wrapper
@@ -61,7 +63,7 @@ def release(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def patch_files(entries: Sequence[Mapping[str, Any]], root: str) -> list[dict[str, str]]:
-    """Patches as `pivot.wheelhouse build` takes them: their paths absolute, each with its sha256."""
+    """Patches as `pivot.engines.wheelhouse build` takes them: their paths absolute, each with its sha256."""
     return [{"file": str(item.path), "sha256": item.sha256} for item in patches.read(entries, Path(root))]
 
 
@@ -127,10 +129,9 @@ def told(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not secret_name(name)}
 
 
-def send(source: str, destination: str, connection: Mapping[str, Any]) -> list[str]:
-    """The rsync call that sends a wheelhouse; an interrupted one goes on where it stopped."""
-    options = ["--recursive", "--times", "--delete", "--partial", "--chmod=D755,F644"]
-    return transfer.rsync_to(source, destination, connection, options)
+def send(source: str, incoming: str, shared: str, pip: str, connection: Mapping[str, Any]) -> list[list[str]]:
+    """The rsync calls that send a wheelhouse."""
+    return sending.commands(source, incoming, shared, pip, connection)
 
 
 class FilterModule:

@@ -1,11 +1,11 @@
-"""Thin adapter: judgements of `pivot.host` as filters."""
+"""Thin adapter: judgements of `pivot.machines.host` as filters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import device_nodes, driver_files, host
+from pivot.machines import device_nodes, driver_files, host
 
 
 def node(facts: Mapping[str, Any], options: Mapping[str, Any], name: str) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Thin adapter: `pivot.inspect` over what a host printed."""
+"""Thin adapter: `pivot.serving.inspect` over what a host printed."""
 
 import json
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import inspect
-from pivot.engine_source import DescriptionError
+from pivot.engines.engine_source import DescriptionError
+from pivot.serving import inspect
 
 
 def pivot_inspect(printed: str, subject: str, contract: object = None) -> dict[str, Any]:

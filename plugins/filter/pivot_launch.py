@@ -1,10 +1,13 @@
-"""Thin adapter: decisions of `pivot.launch`, `pivot.starts` and `pivot.rollback` as filters."""
+"""Thin adapter: decisions of `pivot.serving.launch`, `pivot.logs.starts` and `pivot.engines.rollback` as filters."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pivot import drift, launch, nccl, paths, rollback, starts
+from pivot.engines import rollback
+from pivot.inventory import paths
+from pivot.logs import starts
+from pivot.serving import drift, launch, nccl
 
 
 def check(

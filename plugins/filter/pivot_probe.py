@@ -1,4 +1,4 @@
-"""Filters over pivot.probe: thin adapters, no decisions."""
+"""Filters over pivot.experiments.probe: thin adapters, no decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import experiment, findings, probe, transfer
+from pivot import findings, transfer
+from pivot.experiments import experiment, probe
 
 
 def payload(directory: str) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Thin adapter: decisions of `pivot.proxmox` as filters."""
+"""Thin adapter: decisions of `pivot.pve.proxmox` as filters."""
 
 from collections.abc import Callable
 from typing import Any
 
-from pivot import proxmox, proxmox_raw
+from pivot.pve import proxmox, proxmox_raw
 
 
 def raw_problems(answer: dict[str, Any], subject: str) -> list[dict[str, str]]:

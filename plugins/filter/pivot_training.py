@@ -1,11 +1,11 @@
-"""Filters over pivot.training: a sample of a drafter's training against what is served."""
+"""Filters over pivot.experiments.training: a sample of a drafter's training against what is served."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pivot import training
+from pivot.experiments import training
 
 
 def pivot_training_wirings(matched: Mapping[str, Any]) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Thin adapter: decisions of `pivot.weights` as filters."""
+"""Thin adapter: decisions of `pivot.checkpoints.weights` as filters."""
 
 import functools
 import getpass
@@ -10,8 +10,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import weights, weights_prune, weights_send
-from pivot.tensors import WeightsError
+from pivot.checkpoints import weights, weights_prune, weights_send
+from pivot.checkpoints.tensors import WeightsError
 from pivot.transfer import TransferError
 
 
@@ -79,7 +79,7 @@ def plan(
 
 
 def transfer(step: weights.Step, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What `pivot.weights_send` needs for one model."""
+    """What `pivot.checkpoints.weights_send` needs for one model."""
     connection, root = settings["connection"], settings["root"]
     run = f"{settings['run']}/{weights.digest_of(root)}"
     receive = weights.host_arguments("receive", root, [], by=us(), doing=step.wanted.key)
@@ -100,9 +100,9 @@ def transfer(step: weights.Step, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @sentences
-def pruning(root: str, keep: Sequence[str], remove: Sequence[str]) -> str:
+def pruning(root: str, keep: Sequence[str], sets: Sequence[str], remove: Sequence[str]) -> str:
     """The argument of weights_prune.py."""
-    return weights.host_arguments("prune", root, [], keep=list(keep), remove=list(remove))
+    return weights.host_arguments("prune", root, [], keep=list(keep), sets=list(sets), remove=list(remove))
 
 
 @sentences

@@ -1,4 +1,4 @@
-"""Filters over pivot.wiring: thin adapters, no decisions."""
+"""Filters over pivot.wirings.wiring: thin adapters, no decisions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from pivot import wiring
+from pivot.wirings import wiring
 
 
 def pivot_layer_inputs(layers: Sequence[int], convention: str) -> list[int]:

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: Pivot contributors
 # Apache License 2.0 (see LICENSE)
-"""Thin adapter: arguments in, `pivot.proxmox_ensure.ensure`, result out. Runs on the controller."""
+"""Thin adapter: arguments in, `pivot.pve.proxmox_ensure.ensure`, result out. Runs on the controller."""
 
 DOCUMENTATION = r"""
 module: proxmox_container
@@ -107,10 +107,10 @@ import yaml
 from ansible.module_utils.basic import AnsibleModule
 
 from pivot.findings import Finding, Severity, render
-from pivot.proxmox import pct_arguments
-from pivot.proxmox_api import Access, ApiError, Container, Session
-from pivot.proxmox_ensure import ROOT_VIA, STATES, Outcome, Request, ensure
-from pivot.proxmox_raw import parsed
+from pivot.pve.proxmox import pct_arguments
+from pivot.pve.proxmox_api import Access, ApiError, Container, Session
+from pivot.pve.proxmox_ensure import ROOT_VIA, STATES, Outcome, Request, ensure
+from pivot.pve.proxmox_raw import parsed
 
 ARGUMENTS = {
     "api_host": {"type": "str", "required": True},

@@ -11,22 +11,25 @@ from typing import Final
 
 # command → the module whose main(arguments: list[str]) -> int runs it, and one line of what it does
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "bundle": ("pivot.bundles", "bundles of logs: list, show, compare, prune"),
-    "check": ("pivot.check_command", "what preflight says about an inventory, without a play"),
+    "bundle": ("pivot.bundles.bundles", "bundles of logs: list, show, compare, prune"),
+    "check": ("pivot.inventory.check_command", "what preflight says about an inventory, without a play"),
     "compare-training": (
-        "pivot.training",
+        "pivot.experiments.training",
         "which layers a drafter was trained on, by a stored sample, and which it is fed",
     ),
-    "diagnose": ("pivot.diagnosis", "what a bundle of logs means: the state, and suspects in order"),
-    "engine": ("pivot.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
-    "experiment": ("pivot.experiment", "the answer of playbooks/experiment.yml, or what two answers differ in"),
+    "diagnose": ("pivot.logs.diagnosis", "what a bundle of logs means: the state, and suspects in order"),
+    "engine": ("pivot.engines.descriptions", "describe an SGLang wheel: flags, variables, how layer ids are read"),
+    "experiment": (
+        "pivot.experiments.experiment",
+        "the answer of playbooks/experiment.yml, or what two answers differ in",
+    ),
     "faults": ("pivot.faults", "every finding by code, as Markdown"),
-    "manifest": ("pivot.manifest", "what a model directory holds, to be pinned: hashes, config, tensors"),
+    "manifest": ("pivot.checkpoints.manifest", "what a model directory holds, to be pinned: hashes, config, tensors"),
     "whatif": (
-        "pivot.whatif_command",
+        "pivot.experiments.whatif_command",
         "what a drafter would get accepted with other layers or parts, from records",
     ),
-    "wiring": ("pivot.wiring_command", "which layers reach a drafter, from records; or how two runs differ"),
+    "wiring": ("pivot.wirings.wiring_command", "which layers reach a drafter, from records; or how two runs differ"),
 }
 INTERRUPTED = 130  # what a shell reports for SIGINT
 

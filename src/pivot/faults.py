@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from pivot import xids
+from pivot.machines import xids
 
 HERE = Path(__file__).parent
 CODE = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)*")
@@ -85,7 +85,7 @@ class _Wrapper:
 def sites() -> list[Site]:
     """All places, in the order of modules and lines."""
     found: list[Site] = []
-    for path in sorted([*HERE.glob("*.py"), *(HERE.parents[1] / "plugins/action").glob("*.py")]):
+    for path in sorted([*HERE.rglob("*.py"), *(HERE.parents[1] / "plugins/action").glob("*.py")]):
         if path.name == Path(__file__).name:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -104,7 +104,7 @@ def _imported_wrappers(tree: ast.Module) -> dict[str, _Wrapper]:
     found: dict[str, _Wrapper] = {}
     for node in tree.body:
         module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-        path = HERE / f"{module.removeprefix('pivot.')}.py"
+        path = HERE / f"{module.removeprefix('pivot.').replace('.', '/')}.py"
         if isinstance(node, ast.ImportFrom) and module.startswith("pivot.") and path.is_file():
             offered = _offered(path)
             for name in {alias.name for alias in node.names} & offered.keys():

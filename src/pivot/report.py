@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pivot.bundles.redact import Redactor
 from pivot.findings import Finding, Severity, errors, render
-from pivot.redact import Redactor
 
 NEXT = (
     ("is it all right", "ansible-playbook deploy.yml --tags verify"),

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-from pivot.host import parse_properties
-from pivot.redact import Redactor
+from pivot.bundles.redact import Redactor
+from pivot.machines.host import parse_properties
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = ("sglang_engine", "model_weights", "sglang_server", "debug_probes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from testinfra.host import Host
 
-from pivot import probe
+from pivot.experiments import probe
 
 if TYPE_CHECKING:
     from conftest import Settings

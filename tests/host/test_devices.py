@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from testinfra.host import Host
 
-from pivot.device_nodes import device_paths
+from pivot.machines.device_nodes import device_paths
 
 if TYPE_CHECKING:
     from conftest import Settings

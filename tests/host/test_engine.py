@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from testinfra.host import Host
 
-from pivot import engine
+from pivot.engines import engine
 
 if TYPE_CHECKING:
     from conftest import Api, Settings

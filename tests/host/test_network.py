@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from testinfra.host import Host
 
-from pivot.host import Listener, parse_listeners
+from pivot.machines.host import Listener, parse_listeners
 
 if TYPE_CHECKING:
     from conftest import Api, Settings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from testinfra.host import Host
 
-from pivot.redact import spellings
+from pivot.bundles.redact import spellings
 
 if TYPE_CHECKING:
     from conftest import Api, Settings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from testinfra.host import Host
 
-from pivot import nccl
+from pivot.serving import nccl
 
 if TYPE_CHECKING:
     from conftest import Api, Settings

@@ -16,7 +16,7 @@ from ansible.parsing.vault import VaultSecret
 from pivot_lab.containers import Containers
 from pivot_lab.layout import Layout
 
-from pivot.proxmox_api import Access
+from pivot.pve.proxmox_api import Access
 
 ROOT = Path(__file__).resolve().parents[2]
 # actions that never leave the controller

@@ -31,7 +31,7 @@ from typing import IO
 import pytest
 import yaml
 
-from pivot import manifest as manifests
+from pivot.checkpoints import manifest as manifests
 
 from .conftest import FIGURES, ROOT, containers_api, delete, existing
 

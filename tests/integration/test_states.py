@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pivot.diagnosis import Diagnosis, State, diagnose
-from pivot.evidence import read
+from pivot.logs.diagnosis import Diagnosis, State, diagnose
+from pivot.logs.evidence import read
 
 ROOT = Path(__file__).resolve().parents[2]
 DROP_IN = "/run/systemd/system/sglang.service.d/test-states.conf"

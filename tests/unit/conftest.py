@@ -29,7 +29,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 def guards(source: Path = ROOT / "src/pivot") -> set[str]:
     """Codes of findings: texts of that form, and what is handed on right before a severity (the drafter's checks)."""
     found = set()
-    for path in source.glob("*.py"):
+    for path in source.rglob("*.py"):
         tree = ast.parse(path.read_text())
         found.update(text for text in texts(tree) if CODE.fullmatch(text))
         for node in ast.walk(tree):

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pivot import descriptions
-from pivot.model import check
-from pivot.pair import Pair, tensors_of
+from pivot.drafters.model import check
+from pivot.drafters.pair import Pair, tensors_of
+from pivot.engines import descriptions
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests/data/field-cases"

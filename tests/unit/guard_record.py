@@ -100,7 +100,7 @@ class Record:
 
     def __init__(self, known: Places | None = None) -> None:
         self.codes = faults.codes()
-        source = [path for path in (ROOT / "src/pivot").glob("*.py") if path.name != "faults.py"]
+        source = [path for path in (ROOT / "src/pivot").rglob("*.py") if path.name != "faults.py"]
         self.places = known or places(self.codes, [*source, *(ROOT / "plugins").glob("*/*.py")])
         self.fired: Counter[str] = Counter()
         self._silent: tuple[Counter[str], Counter[str]] = (Counter(), Counter())

@@ -6,7 +6,7 @@ from email.message import Message
 
 import pytest
 
-from pivot import ask
+from pivot.experiments import ask
 
 
 class Server:

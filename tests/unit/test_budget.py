@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pivot import budget
-from pivot.budget import Plan
+from pivot.serving import budget
+from pivot.serving.budget import Plan
 
 ROOT = Path(__file__).parents[2]
 B18 = yaml.safe_load((ROOT / "tests/data/field-cases/B18-budget.yml").read_text())

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pivot import bundle, bundle_table
+from pivot.bundles import bundle, bundle_table
+from pivot.bundles.redact import MASK
 from pivot.program import program
-from pivot.redact import MASK
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTOR = program(ROOT / "roles/log_bundle/files/collect")

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from pivot import bundle, bundle_table, redact, summary
+from pivot import summary
+from pivot.bundles import bundle, bundle_table, redact
+from pivot.bundles.redact import MASK
 from pivot.findings import Severity
-from pivot.redact import MASK
 from pivot.transfer import TransferError
 
 from .test_bundle import KEY

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pivot import bundles
+from pivot.bundles import bundles
 
 from .test_diagnosis import bundle, decode, start
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import check, check_command, descriptions
-from pivot.check import Host, Report, Said, Whole, accepted
-from pivot.engine_source import DescriptionError
+from pivot.engines import descriptions
+from pivot.engines.engine_source import DescriptionError
 from pivot.findings import Finding, Severity
+from pivot.inventory import check, check_command
+from pivot.inventory.check import Host, Report, Said, Whole, accepted
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "inventory/lab"

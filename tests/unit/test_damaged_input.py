@@ -21,10 +21,14 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pivot import check, descriptions, engine_models, findings, inventory, manifest, model, pins, tensors
-from pivot.check import Host, Whole
-from pivot.pair import Pair
-from pivot.tensors import WeightsError
+from pivot import findings
+from pivot.checkpoints import manifest, tensors
+from pivot.checkpoints.tensors import WeightsError
+from pivot.drafters import model
+from pivot.drafters.pair import Pair
+from pivot.engines import descriptions, engine_models
+from pivot.inventory import check, inventory, pins
+from pivot.inventory.check import Host, Whole
 
 ROOT = Path(__file__).parents[2]
 SOAK = bool(os.environ.get("PIVOT_SOAK"))

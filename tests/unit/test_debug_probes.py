@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pivot.findings import Severity
-from pivot.probe import (
+from pivot.experiments.probe import (
     Plan,
     Wanted,
     banner,
@@ -26,6 +25,7 @@ from pivot.probe import (
     targets,
     version_tuple,
 )
+from pivot.findings import Severity
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = {"pivot_probe/__init__.py": "x = 1\n"}
@@ -420,7 +420,7 @@ def test_hooks_are_looked_up_in_the_description_of_the_engine(monkeypatch: pytes
     assert (missing.code, missing.severity) == ("PROBE-HOOK", Severity.WARNING)
     assert "lacks own:" in missing.message
     described = {"flags": {}, "hooks": {"kept": False}}
-    monkeypatch.setattr("pivot.descriptions.load", lambda _version: described)
+    monkeypatch.setattr("pivot.engines.descriptions.load", lambda _version: described)
     [missing] = engine_findings(engine("0.5.24", kept=None, other=True), "gpu1")
     assert "lacks kept:" in missing.message
     plan = plan_on(facts(engine_hooks={"r": True, "kept": True}), wanted(), PACKAGE, "gpu1")

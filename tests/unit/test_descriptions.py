@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pivot import descriptions, engine_models
-from pivot.descriptions import DATA, describe, faults, load, render
-from pivot.engine_models import CAPTURES, SETTERS
-from pivot.engine_source import DescriptionError, shape
+from pivot.engines import descriptions, engine_models
+from pivot.engines.descriptions import DATA, describe, faults, load, render
+from pivot.engines.engine_models import CAPTURES, SETTERS
+from pivot.engines.engine_source import DescriptionError, shape
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("0.5.9", "0.5.12", "0.5.13", "0.5.23")

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import check, devices, launch, nccl
-from pivot.inventory import role_specs
+from pivot.inventory import check, devices
+from pivot.inventory.inventory import role_specs
+from pivot.serving import launch, nccl
 
 ROOT = Path(__file__).parents[2]
 B07 = yaml.safe_load((ROOT / "tests/data/field-cases/B07-vars.yml").read_text())

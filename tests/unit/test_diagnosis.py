@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pivot import diagnosis
-from pivot.diagnosis import Diagnosis, State
-from pivot.evidence import read
+from pivot.logs import diagnosis
+from pivot.logs.diagnosis import Diagnosis, State
+from pivot.logs.evidence import read
 
 DATA = Path(__file__).parent / "data/logs"
 RUNNING = {"ActiveState": "active", "SubState": "running", "Result": "success", "LoadState": "loaded", "NRestarts": "0"}

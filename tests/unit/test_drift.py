@@ -2,7 +2,7 @@
 
 import pytest
 
-from pivot import drift, launch
+from pivot.serving import drift, launch
 
 ARGV = ["/opt/r/bin/python", "-m", "sglang.launch_server", "--config", "/etc/sglang/launch.yaml"]
 WANTED = {

@@ -17,7 +17,8 @@ import pytest
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from pivot import inventory, launch, launch_rules, nccl, pins
+from pivot.inventory import inventory, pins
+from pivot.serving import launch, launch_rules, nccl
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "inventory/example"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pivot import experiment, whatif
+from pivot.experiments import experiment, whatif
 from pivot.findings import Finding, Severity
-from pivot.wiring import Acceptance, Slice, Tally, Wiring
+from pivot.wirings.wiring import Acceptance, Slice, Tally, Wiring
 
 from .test_whatif import DEFAULT, GOOD, POOR, WORSE, candidate, judge, repaired
 

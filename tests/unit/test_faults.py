@@ -21,7 +21,7 @@ def test_no_code_of_the_source_is_missed():
     """Every text of the source that looks like a code of a known family is one that was collected."""
     families = {key.split("-", 1)[0] for key in faults.FAMILIES}
     seen = set()
-    for path in [*(ROOT / "src/pivot").glob("*.py"), *(ROOT / "plugins").rglob("*.py")]:
+    for path in [*(ROOT / "src/pivot").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]:
         if path.name != "faults.py":
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

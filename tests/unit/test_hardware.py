@@ -14,7 +14,7 @@ import pytest
 import yaml
 from pivot_lab.hardware import VMID, Machine, describe
 
-from pivot import host
+from pivot.machines import host
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data/hardware"

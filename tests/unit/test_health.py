@@ -3,8 +3,8 @@ from email.message import Message
 
 import pytest
 
-from pivot import health
-from pivot.health import Answer
+from pivot.serving import health
+from pivot.serving.health import Answer
 
 PROMPT = {"id": "p01", "text": "x", "output_ids": [5, 6, 7, 8]}
 

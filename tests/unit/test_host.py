@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pivot import device_nodes, host, limits
 from pivot.findings import Finding, Severity
+from pivot.machines import device_nodes, host, limits
 
 # an inside of a container, and what its node's driver says
 FIELD = Path(__file__).parents[1] / "data/field-cases"

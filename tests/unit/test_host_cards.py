@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pivot import cards, container_lines, pci, xids
 from pivot.findings import Finding, Severity
+from pivot.machines import cards, container_lines, pci, xids
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 

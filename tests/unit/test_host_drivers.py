@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pivot import driver_files, drivers
 from pivot.findings import Severity
+from pivot.machines import driver_files, drivers
 
 FIELD = Path(__file__).parents[1] / "data/field-cases"
 NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)"

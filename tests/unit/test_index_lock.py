@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from pivot import engine, index_lock
-from pivot.index_lock import Offer
+from pivot.engines import engine, index_lock
+from pivot.engines.index_lock import Offer
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements/engine/cuda-py312.lock"

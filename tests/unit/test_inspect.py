@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import descriptions, inspect, inventory, launch
+from pivot.engines import descriptions
+from pivot.inventory import inventory
+from pivot.serving import inspect, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "roles/server_inspect/files/inspect_server.py"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pivot import inspect
 from pivot.findings import Severity
 from pivot.program import program
+from pivot.serving import inspect
 
 from .test_inspect import CONTRACT, MASK, MODELS, SCRIPT, codes, found_on_host, host_side, tensors
 

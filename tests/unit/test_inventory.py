@@ -2,7 +2,7 @@ import pathlib
 
 import pytest
 
-from pivot import inventory
+from pivot.inventory import inventory
 
 SPECS = {
     "sglang_server": {"sglang_server_port": {"type": "int"}, "sglang_server_launch": {"type": "dict"}},

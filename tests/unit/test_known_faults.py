@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pivot import check, faults
-from pivot.check import Host, Whole
+from pivot import faults
+from pivot.inventory import check
+from pivot.inventory.check import Host, Whole
 
 ROOT = Path(__file__).parents[2]
 IDS = "eagle_aux_hidden_state_layer_ids"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pivot import manifest
+from pivot.checkpoints import manifest
 
 PROJECT = Path(__file__).parents[2]
 MODELS = PROJECT / "lab/models"

@@ -3,7 +3,7 @@ import json
 import pytest
 import yaml
 
-from pivot import launch
+from pivot.serving import launch
 
 
 def codes(flags=None, environment=None):

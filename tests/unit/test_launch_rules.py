@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pivot import descriptions
-from pivot.launch_rules import Launch, check
+from pivot.engines import descriptions
+from pivot.serving.launch_rules import Launch, check
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests/data/field-cases"

@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pivot import gpu_logs, server_log
-from pivot.diagnosis import diagnose, render
-from pivot.evidence import Facts, read
-from pivot.redact import Redactor
+from pivot.bundles.redact import Redactor
+from pivot.logs import gpu_logs, server_log
+from pivot.logs.diagnosis import diagnose, render
+from pivot.logs.evidence import Facts, read
 
 from . import test_logs_read as known
 from .test_diagnosis import FINE, SCHEDULER, SERVER

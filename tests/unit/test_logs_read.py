@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import gpu_logs, server_log
+from pivot.logs import gpu_logs, server_log
 
 DATA = Path(__file__).parent / "data/logs"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pivot import manifest as manifests
-from pivot import tensors
-from pivot.manifest import FilePin
-from pivot.tensors import WeightsError
+from pivot.checkpoints import manifest as manifests
+from pivot.checkpoints import tensors
+from pivot.checkpoints.manifest import FilePin
+from pivot.checkpoints.tensors import WeightsError
 
 CONFIG = b'{"architectures": ["Toy"]}'
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pivot import wiring, wiring_command
 from pivot.findings import Severity
-from pivot.matching import Match
-from pivot.records import parse
-from pivot.wiring_findings import codes
+from pivot.wirings import wiring, wiring_command
+from pivot.wirings.matching import Match
+from pivot.wirings.records import parse
+from pivot.wirings.wiring_findings import codes
 
 LAYERS = 6
 Row = list[float]

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from pivot.layers import default_layers, ids_for, kept_layers
-from pivot.model import check
+from pivot.drafters.layers import default_layers, ids_for, kept_layers
+from pivot.drafters.model import check
 
 from .drafter_pairs import (
     ALWAYS,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from pivot.drafters.model import check
+from pivot.drafters.pair import deployed, facts, quantisation, tensors_of
+from pivot.drafters.pair_weights import NORMS
 from pivot.findings import Severity
-from pivot.model import check
-from pivot.pair import deployed, facts, quantisation, tensors_of
-from pivot.pair_weights import NORMS
 
 from .drafter_pairs import (
     DRAFTER,

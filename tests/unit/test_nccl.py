@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pivot import nccl
 from pivot.findings import Severity
+from pivot.serving import nccl
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +74,7 @@ def test_unknown_names(name, severity, said):
 def test_other_variables_are_none_of_its_business():
     other = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "x", "SGLANG_NCCL_SO_PATH": "x", "nccl_debug": "x", 5: "x"}
     assert found(other) == []
-    # a type is found by pivot.launch
+    # a type is found by pivot.serving.launch
     assert found({"NCCL_P2P_DISABLE": True, "NCCL_ALGO": None}) == []
 
 

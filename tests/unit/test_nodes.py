@@ -2,7 +2,7 @@
 
 import pytest
 
-from pivot import nodes
+from pivot.inventory import nodes
 
 MEETING = "192.0.2.11:25000"
 

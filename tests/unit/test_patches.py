@@ -11,9 +11,9 @@ import zipfile
 
 import pytest
 
-from pivot import engine, patches
-from pivot.engine import EngineError
-from pivot.patches import Patch
+from pivot.engines import engine, patches
+from pivot.engines.engine import EngineError
+from pivot.engines.patches import Patch
 
 FILES = {
     "sglang/__init__.py": b"",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import paths
+from pivot.inventory import paths
 
 ROOT = Path(__file__).parents[2]
 STATE = runpy.run_path(str(ROOT / "roles/sglang_server/files/server_state.py"))

@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from pivot import manifest, pins
+from pivot.checkpoints import manifest
+from pivot.inventory import pins
 
 LOCK_SHA256 = "473c05452e70a932b7ac0a10925fba7f580189f2ec88e7997a3670e978bab76c"  # sha256sum of the lock below
 REGISTRY = {

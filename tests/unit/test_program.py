@@ -44,7 +44,7 @@ def test_its_exit_status_is_the_programs(package):
 def test_what_a_script_imports_of_pivot_travels_with_it(tmp_path):
     script = tmp_path / "masks.py"
     script.write_text(
-        "import sys\nfrom pivot.installed import SMALL\nfrom pivot.redact import MASK, Redactor\n"
+        "import sys\nfrom pivot.engines.installed import SMALL\nfrom pivot.bundles.redact import MASK, Redactor\n"
         'print(Redactor(["s3cret-word"]).text("password=s3cret-word").count(MASK), SMALL, __name__)\n'
         'print(*(name.rpartition(".")[2] for name in sys.modules if name.startswith("pivot.")))\n'
     )

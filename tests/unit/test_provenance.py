@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import installed, provenance
+from pivot.engines import installed, provenance
 from pivot.program import program
 
 SCRIPT = Path(__file__).parents[2] / "roles/sglang_server/files/running_code.py"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pivot import proxmox, proxmox_values
 from pivot.findings import Severity
-from pivot.proxmox_refusals import explain, task_failed, transient
+from pivot.pve import proxmox, proxmox_values
+from pivot.pve.proxmox_refusals import explain, task_failed, transient
 
 CURRENT = {
     "arch": "amd64", "cores": 2, "description": "managed by ansible\n", "dev0": "/dev/nvidia0,mode=0666",

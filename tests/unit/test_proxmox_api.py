@@ -7,9 +7,9 @@ import requests
 from proxmoxer.backends.https import AuthenticationError
 from proxmoxer.core import ResourceException
 
-from pivot import proxmox, proxmox_api
 from pivot.findings import Finding, Severity
-from pivot.proxmox_api import Access, ApiError, Container, Session, UnclearError, translated
+from pivot.pve import proxmox, proxmox_api
+from pivot.pve.proxmox_api import Access, ApiError, Container, Session, UnclearError, translated
 
 ACCESS = Access("pve1", 8006, "root@pam", None, password="made-up")
 WANTED = {"hostname": "llm01", "ostemplate": "local:vztmpl/x", "rootfs": "ct:8", "memory": "2048", "cores": "2"}

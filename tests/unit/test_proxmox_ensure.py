@@ -2,10 +2,10 @@
 
 import pytest
 
-from pivot import proxmox
 from pivot.findings import Finding, Severity
-from pivot.proxmox_api import Access, ApiError, Container, Session
-from pivot.proxmox_ensure import Request, ensure
+from pivot.pve import proxmox
+from pivot.pve.proxmox_api import Access, ApiError, Container, Session
+from pivot.pve.proxmox_ensure import Request, ensure
 
 ACCESS = Access("pve1", 8006, "root@pam", None, password="made-up")
 WANTED = {"hostname": "llm01", "ostemplate": "local:vztmpl/x", "rootfs": "ct:8", "memory": "2048", "cores": "2"}

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pivot import proxmox
-from pivot.proxmox_values import DEFAULTS, family, normalised, parse_properties, to_send
+from pivot.pve import proxmox
+from pivot.pve.proxmox_values import DEFAULTS, family, normalised, parse_properties, to_send
 
 FLAGS = st.sampled_from(["0", "1"])
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pivot import proxmox_raw
-from pivot.proxmox_raw import Edits, answered, edits, findings, parsed
+from pivot.pve import proxmox_raw
+from pivot.pve.proxmox_raw import Edits, answered, edits, findings, parsed
 
 SCRIPT = Path(__file__).parents[2] / "roles/proxmox_container/files/raw_lines.py"
 MEMLOCK = ("lxc.prlimit.memlock", "unlimited")

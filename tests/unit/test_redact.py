@@ -7,8 +7,8 @@ import urllib.parse
 import pytest
 import yaml
 
-from pivot.redact import MASK, Redactor, secret_values, spellings
-from pivot.secret_names import secret_name
+from pivot.bundles.redact import MASK, Redactor, secret_values, spellings
+from pivot.bundles.secret_names import secret_name
 
 KEY = "S3cr3t/Key+with'q\"x\\y"
 

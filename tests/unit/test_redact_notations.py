@@ -11,7 +11,7 @@ import urllib.parse
 
 import pytest
 
-from pivot.redact import MASK, Redactor
+from pivot.bundles.redact import MASK, Redactor
 
 b64 = base64.b64encode(b"user:Zq9-made-up-pass").decode()
 LEAKS = {

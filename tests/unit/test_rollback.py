@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import rollback
+from pivot.engines import rollback
 
 FILES = Path(__file__).parents[2] / "roles/sglang_server/files"
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pivot import spread
+from pivot.experiments import spread
 
 
 def test_mean_and_standard_error():

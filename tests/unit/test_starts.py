@@ -1,4 +1,4 @@
-from pivot import starts
+from pivot.logs import starts
 
 START = [
     (100.0, "Started sglang.service"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pivot.diagnosis import Diagnosis, State
+from pivot.logs.diagnosis import Diagnosis, State
 
 from .test_diagnosis import FAILED, SCHEDULER, SERVER, at, codes, crash, decode, look, start, unit
 

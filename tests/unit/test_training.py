@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import training
+from pivot.experiments import training
 from pivot.findings import Severity
 
 DATA = Path(__file__).parent / "data/training"

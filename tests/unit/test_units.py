@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import units
+from pivot.serving import units
 
 ROOT = Path(__file__).parents[2]
 B20 = (ROOT / "tests/data/field-cases/B20-sglang.service").read_text()

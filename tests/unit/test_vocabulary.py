@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from pivot import vocabulary
-from pivot.vocabulary import facts
+from pivot.drafters import vocabulary
+from pivot.drafters.vocabulary import facts
 
 
 def longs(*values: int) -> bytes:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pivot import weights
+from pivot.checkpoints import weights
+from pivot.checkpoints.manifest import FilePin, Manifest
+from pivot.checkpoints.tensors import WeightsError
+from pivot.checkpoints.weights import Action, Wanted
 from pivot.findings import Severity
-from pivot.manifest import FilePin, Manifest
-from pivot.tensors import WeightsError
-from pivot.weights import Action, Wanted
 
 from .test_manifest import GOOD_MANIFEST
 

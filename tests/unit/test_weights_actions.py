@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleConnectionFailure
 
-from pivot import weights_send
+from pivot.checkpoints import weights_send
 
 ROOT = Path(__file__).parents[2]
 FIELDS: dict[str, Any] = {"phase": "verifying m", "done": 5 * 10**8, "total": 10**9, "rate": 1e8, "ended": ""}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot.weights import Action
+from pivot.checkpoints.weights import Action
 
 from .hub_stand_in import Hub, serve
 from .weights_host import Host, content, toy

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from pivot import weights, weights_send
-from pivot.weights import Action, Step
+from pivot.checkpoints import weights, weights_send
+from pivot.checkpoints.weights import Action, Step
 
 from .hub_stand_in import Hub, serve
 from .weights_host import US, Host, content, flip, toy

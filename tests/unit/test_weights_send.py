@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pivot import progress, weights_send
+from pivot.checkpoints import progress, weights_send
 from pivot.transfer import TransferError
 
 LOCAL = {"inventory_hostname": "here", "ansible_connection": "local"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pivot.weights import Action
+from pivot.checkpoints.weights import Action
 
 from .weights_host import FILES, TOY, US, Host, flip, toy, write_files
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pivot import whatif, whatif_candidates, whatif_command, whatif_figures, whatif_findings
+from pivot.experiments import whatif, whatif_candidates, whatif_command, whatif_figures, whatif_findings
 from pivot.findings import Severity
 
 DEPTH = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import whatif, whatif_figures
+from pivot.experiments import whatif, whatif_figures
 
 DATA = Path(__file__).parent / "data/whatif"
 RIGHT = (3, 5, 7)

@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
-from pivot import downloads, engine, patches, wheelhouse
-from pivot.engine import EngineError
+from pivot.engines import downloads, engine, patches, wheelhouse
+from pivot.engines.engine import EngineError
 
 from . import test_patches
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pivot.findings import Severity
-from pivot.wiring import Wiring, agreement, analyse, as_inputs, layer_name, parse, read
+from pivot.wirings.wiring import Wiring, agreement, analyse, as_inputs, layer_name, parse, read
 
 LAYERS = 6
 

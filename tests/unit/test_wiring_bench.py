@@ -9,8 +9,9 @@ from types import ModuleType
 import pytest
 import yaml
 
-from pivot import experiment, wiring
-from pivot.records import parse
+from pivot.experiments import experiment
+from pivot.wirings import wiring
+from pivot.wirings.records import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = yaml.safe_load((ROOT / "lab/faults/rows.yml").read_text())["rows"]

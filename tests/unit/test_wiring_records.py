@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pivot import wiring
-from pivot.records import parse
-from pivot.wiring_findings import codes
+from pivot.wirings import wiring
+from pivot.wirings.records import parse
+from pivot.wirings.wiring_findings import codes
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "tests/unit/data/records"

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pivot import weights
-from pivot.manifest import FilePin, Manifest
-from pivot.weights import Action, Plan, Step, Wanted
+from pivot.checkpoints import weights
+from pivot.checkpoints.manifest import FilePin, Manifest
+from pivot.checkpoints.weights import Action, Plan, Step, Wanted
 
 FILES = Path(__file__).parents[2] / "roles/model_weights/files"
 SOURCES = {path.name: path.read_text() for path in FILES.glob("*.py")}

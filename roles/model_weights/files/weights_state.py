@@ -277,7 +277,7 @@ def bad_modes(directory: Path, names: List[str]) -> List[str]:
 
 
 def look_model(model: Model, record: Record) -> Dict[str, Any]:
-    """The report of one model, as pivot.weights reads it."""
+    """The report of one model, as pivot.checkpoints.weights reads it."""
     release = look_at(model.release, model, record, follow=False)
     files, folders = walk(model.release) if release["state"] == "present" else ([], [])
     release["extra"] = sorted(name for name in files if name not in model.files)

@@ -2,7 +2,7 @@
 
 argv[1]: JSON {do: gather | apply, vmid, remove: [[key, value]], add: [[key, value]]}; gather only reads. Prints a JSON
 object: lines (above the first section), lock (of the configuration), interrupted (the copy that a killed write left),
-changed, and problem with detail where it could not be done (`pivot.proxmox_raw.answered` has the sentences).
+changed, and problem with detail where it could not be done (`pivot.pve.proxmox_raw.answered` has the sentences).
 
 /etc/pve is pmxcfs: it takes no other mode and no other owner, so that nothing that puts a file into place works there,
 and PVE's own lock file is what keeps PVE from writing meanwhile. So the file is written in place: first the whole new

@@ -1,8 +1,9 @@
 """What an SGLang server on this host is, whoever set it up: read-only, bounded, secrets masked before anything leaves.
 
-Sent in one piece with `pivot.redact` and `pivot.installed` (see `pivot.program`). Standard library only, Python 3.9.
-Argument: JSON with ``unit`` and ``pid`` (0: found by itself). Prints one JSON object; exits 3 with {"failed": sentence}
-when there is nothing to look at. What cannot be read is named under ``problems`` as [what, sentence].
+Sent in one piece with `pivot.bundles.redact` and `pivot.engines.installed` (see `pivot.program`). Standard library
+only, Python 3.9. Argument: JSON with ``unit`` and ``pid`` (0: found by itself). Prints one JSON object; exits 3 with
+{"failed": sentence} when there is nothing to look at. What cannot be read is named under ``problems`` as [what,
+sentence].
 """
 
 import contextlib
@@ -19,8 +20,8 @@ import sys
 import urllib.error
 import urllib.request
 
-from pivot import installed
-from pivot.redact import MASK, Redactor, secret_name, secret_values
+from pivot.bundles.redact import MASK, Redactor, secret_name, secret_values
+from pivot.engines import installed
 
 FAILED = 3
 MODULE = "sglang.launch_server"
@@ -467,8 +468,8 @@ def altered(path):
 
 
 def strays(own, given, paths):
-    """Places of code besides the interpreter's own, as [place, why]: of PYTHONPATH, what `pivot.installed` finds beside
-    the packages, a directory sglang where the server was started, which -m takes before all others."""
+    """Places of code besides the interpreter's own, as [place, why]: of PYTHONPATH, what `pivot.engines.installed`
+    finds beside the packages, a directory sglang where the server was started, which -m takes before all others."""
     found = [[item, "PYTHONPATH"] for item in given]
     for pattern in own:
         for site in sorted(glob.glob(f"{glob.escape(paths.root)}{pattern}")):

@@ -1,5 +1,5 @@
 """What code the processes of an SGLang service really run. Standard library only, Python 3.9, read-only, nothing is
-imported. Sent in one piece with `pivot.installed`.
+imported. Sent in one piece with `pivot.engines.installed`.
 
 argv[1]: JSON {pid, python, writable: [directory]}: the main process, the interpreter that it should run, directories in
 which compiled kernels may lie. Prints one JSON object, described at `look`.
@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from pivot import installed
+from pivot.engines import installed
 
 # variables that bring code from elsewhere into every Python process
 VARIABLES = ("LD_PRELOAD", "PYTHONHOME", "PYTHONPATH")

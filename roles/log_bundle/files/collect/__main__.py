@@ -1,6 +1,6 @@
 """Collect logs and state of one service into a private directory of this host, secrets masked.
 
-Argument: JSON with ``rows`` (of `pivot.bundle_table.table`), ``unit``, ``total_limit`` in bytes and what it is,
+Argument: JSON with ``rows`` (of `pivot.bundles.bundle_table.table`), ``unit``, ``total_limit`` in bytes and what it is,
 ``directories`` (where the private directory may be made), ``prompts`` (whether texts of requests may stay) and
 ``owner`` (for whom: what an interrupted run left for the same one goes). Prints one JSON object: ``staging``,
 ``entries`` (one for each file, or for what is missing with the reason), ``context``.
@@ -28,7 +28,7 @@ from typing import Any
 from collect.look import expand, flight, look, process, properties, scalar, sha256
 from collect.server import Server
 from collect.text import MissingError, Sink, copy_file, journal, put, run, stream
-from pivot.redact import MASK, Redactor, secret_name, secret_values
+from pivot.bundles.redact import MASK, Redactor, secret_name, secret_values
 
 PREFIX = "pivot-bundle-"
 STALE_SECONDS = 6 * 3600  # a staging directory this old belongs to a run that died, whoever it was for

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collect.text import MissingError
-from pivot.redact import Redactor
+from pivot.bundles.redact import Redactor
 
 PATHS = ("/health", "/model_info", "/server_info", "/metrics")
 ASK_SECONDS = 22  # SGLang's own limit for /health is 20

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from pivot.redact import Redactor
+from pivot.bundles.redact import Redactor
 
 TIMEOUT = 60
 MAX_LINE = 1 << 20

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pivot import ask
+from pivot.experiments import ask
 
 
 def compact(directory: Path) -> dict[str, Any]:
-    """The record of the asked prompts, and the evaluation without what `pivot.whatif` does not read."""
+    """The record of the asked prompts, and the evaluation without what `pivot.experiments.whatif` does not read."""
     outcome = json.loads((directory / "outcome.json").read_text(encoding="utf-8"))
     evaluation = json.loads((directory / "evaluation.json").read_text(encoding="utf-8"))
     asked = [

@@ -1,0 +1,1 @@
+"""Bundles: what is collected, masked and brought to the controller."""

@@ -1,0 +1,1 @@
+"""Weights: manifests, sources, what a host holds of them."""

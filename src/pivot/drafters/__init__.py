@@ -1,0 +1,1 @@
+"""The drafter contract: which layers reach a drafter, and whether it fits."""

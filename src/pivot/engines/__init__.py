@@ -1,0 +1,1 @@
+"""SGLang: releases as locked and as installed, and what a version is."""

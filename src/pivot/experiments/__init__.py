@@ -1,0 +1,1 @@
+"""Debugging: the toggle, prompts, what-if, training samples."""

@@ -1,0 +1,1 @@
+"""An inventory: what its variables say, and everything that can be known before anything is touched."""

@@ -1,0 +1,125 @@
+"""What an inventory says of its hosts, worked out by Ansible itself: the only module here that imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible import constants, context
+from ansible.cli import CLI
+from ansible.errors import AnsibleError
+from ansible.inventory.manager import InventoryManager
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.vault import AnsibleVaultError
+from ansible.plugins.loader import init_plugin_loader
+from ansible.template import Templar
+from ansible.utils.context_objects import CLIArgs
+from ansible.vars.hostvars import HostVars
+from ansible.vars.manager import VariableManager
+
+from pivot.inventory import check, devices, inventory, nodes
+from pivot.inventory.check import Host, Report, Whole
+
+Engine = Callable[[dict[str, Any]], Any]
+"""Ansible's templar for the given variables."""
+
+
+def host(name: str, hostvars: Any, engine: Engine, names: set[str], project: Path) -> Host:
+    """One host as the inventory says it; a task's own variables do not count.
+
+    hostvars: Ansible's; names: the variables to work out; project: the place of a host without an inventory.
+    """
+    raw = {**hostvars.raw_get(name), "hostvars": hostvars}
+    values, problems = _work_out(engine(raw), raw, names)
+    facts = raw.get("ansible_facts", {})
+    return Host(
+        name=name,
+        given=frozenset(key for key in raw if key not in facts and not key.startswith("__")),
+        values=values,
+        problems=problems,
+        place=Path(raw.get("inventory_dir") or project),
+    )
+
+
+def whole(hostvars: Any, groups: Mapping[str, list[str]], engine: Engine, place: Path) -> Whole:
+    """What concerns several hosts: all addresses and waivers, also of hosts that a run leaves out."""
+    addresses: dict[str, Mapping[str, Any]] = {}
+    waivers: dict[str, object] = {}
+    for name in groups["all"]:
+        raw = {**hostvars.raw_get(name), "hostvars": hostvars}
+        names = {"ansible_host"} | (
+            {"proxmox_container_vmid", *devices.VARIABLES, *nodes.VARIABLES}
+            if name in groups.get(inventory.CONTAINERS, [])
+            else set()
+        )
+        # what cannot be worked out is found where the host's own variables are looked at
+        values, _ = _work_out(engine(raw), raw, {*names, "pivot_waivers"})
+        waivers[name] = values.pop("pivot_waivers", None)
+        addresses[name] = values
+    return Whole(groups, addresses, waivers, place)
+
+
+def validate(options: inventory.Options, values: Mapping[str, Any]) -> list[str]:
+    """What Ansible's own validator says about the values of one role's options."""
+    own = {name: values[name] for name in options if name in values}
+    # what is missing is a finding of its own
+    spec = {name: {**options[name], "required": False, "default": None} for name in own}
+    return list(ArgumentSpecValidator(spec).validate(own).error_messages)
+
+
+def _work_out(templar: Any, raw: Mapping[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of those that are set, and what Ansible says about those that cannot be worked out."""
+    values: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for name in sorted(names & raw.keys()):
+        try:
+            values[name] = templar.template(raw[name])
+        except AnsibleError as error:
+            problems[name] = str(error.message)
+    return values, problems
+
+
+class Source:
+    """An inventory that is read outside of a play. AnsibleError when Ansible cannot read it."""
+
+    def __init__(self, source: Path, extra_vars: Sequence[str] = (), passwords: Sequence[str] = ()) -> None:
+        self._source = source
+        context.CLIARGS = CLIArgs({"extra_vars": tuple(extra_vars)})
+        init_plugin_loader()
+        self._loader = DataLoader()
+        secrets = CLI.setup_vault_secrets(
+            self._loader, constants.DEFAULT_VAULT_IDENTITY_LIST, list(passwords), auto_prompt=False
+        )
+        self._loader.set_vault_secrets(secrets)
+        manager = InventoryManager(loader=self._loader, sources=[str(source)])
+        variables = VariableManager(loader=self._loader, inventory=manager)
+        self._hostvars = HostVars(inventory=manager, variable_manager=variables, loader=self._loader)
+        self.groups: dict[str, list[str]] = manager.get_groups_dict()
+
+    def closed_vaults(self) -> list[Path]:
+        """The encrypted files that the given passwords do not open."""
+        closed = []
+        for path in inventory.vaults(self._source):
+            try:
+                self._loader.load_from_file(str(path), cache="all", unsafe=True, trusted_as_template=True)
+            except AnsibleVaultError:
+                closed.append(path)
+        return closed
+
+    def check(self, project: Path, hosts: Sequence[str]) -> Report:
+        """What preflight says of these hosts. project: the directory that holds the roles."""
+        specs = inventory.role_specs(project / "roles")
+        names = check.names(specs)
+        place = self._source if self._source.is_dir() else self._source.parent
+        return check.run(
+            (host(name, self._hostvars, self._engine, names, project) for name in hosts),
+            whole(self._hostvars, self.groups, self._engine, place.resolve()),
+            specs,
+            project,
+            validate,
+        )
+
+    def _engine(self, variables: dict[str, Any]) -> Any:
+        return Templar(loader=self._loader, variables=variables)

@@ -1,0 +1,333 @@
+"""A server's log → facts: phases of a start, what was served, what went wrong, each with the lines that say so.
+
+Every reader takes a binary stream of any length and keeps a bounded summary of it. Texts it does not know change
+nothing; cut lines, colours, carriage returns, interleaved ranks and lines of megabytes are ordinary input.
+The wording is that of SGLang 0.5.9 to 0.5.23, NCCL 2.x, systemd and the NVIDIA driver's kernel messages.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import BinaryIO
+
+from pivot.logs.decode_lines import Decode, Raw
+from pivot.logs.gpu_logs import NCCL, NcclLog
+from pivot.logs.log_kinds import NOTES, kinds_of
+from pivot.logs.log_lines import KEPT, SHOWN, Clock, Evidence, Line, Note, add_note, line_text, split_lines
+from pivot.logs.starts import BEGIN, CAPTURE, END, FOLLOW_UP, READY, Phase, phases
+
+RUNS = 24  # runs of one log that are kept in detail
+# kinds of lines after which a run is broken, and those that end it by a fault
+BREAKS = frozenset({"watchdog", "dead", "hit", "quit", "collective"})
+FAILURES = frozenset({"dead", "hit", "quit", "exited", "failed", "warmup-failed", "start-timeout"})
+
+# what a server says, apart from what any log may say (`pivot.logs.log_kinds`)
+_SYSTEMD = re.compile(r"(Starting|Started|Stopping|Stopped) (\S+)|(\S+): (Deactivated successfully)")
+_EXCEPTION = re.compile(
+    r"(?:\[rank\d+\]:\s*)?(?P<said>(?:\w+\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Timeout))(?:: ?.*)?)$"
+)
+_ACCESS = re.compile(r'"GET /(health\w*)[ ?][^"]*" (\d{3})|GET /(health\w*) (\d{3})')
+_MILESTONES = "Load weight |Capture |fired up|max_total_num_tokens|server_args|ServerArgs(|systemd[|/health"
+_ERRORS = "Error|Exception|error: |Interrupt|Exit|Fault|Timeout"
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """A pattern for any of the words, common beginnings taken together: three times as quick as one after another."""
+    by_first: dict[str, set[str]] = {}
+    for word in words:
+        by_first.setdefault(word[:1], set()).add(word[1:])
+    if "" in by_first:
+        return ""
+    branches = [re.escape(first) + _any_of(rests) for first, rests in sorted(by_first.items())]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+# a line without one of these says nothing that is kept
+_HINT = re.compile(
+    _any_of(
+        [*_MILESTONES.split("|"), *_ERRORS.split("|"), *(word for hints, _ in NOTES.values() for word in hints)]
+    ).encode()
+)
+_POOL = re.compile(r"max_total_num_tokens=(\d+)")
+_AVAILABLE = re.compile(r"avail(?:able)?[_ ](?:gpu_|cpu_)?mem=([\d.]+)")
+_ELAPSED = re.compile(r"elapsed=([\d.]+) ?s")
+_QUANT = re.compile(r"\bquant(?:ization)?=([^,\s]+)")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """Weights that were loaded. seconds, available: as logged, GB; None where the line does not say."""
+
+    model: str
+    seconds: float | None
+    quant: str
+    available: float | None
+    evidence: Evidence
+
+
+def _number(text: str) -> float:
+    """A logged figure; digits and dots that are no number count as nothing."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+class Run:
+    """One run of the server, from its start to its end, or to the end of the log."""
+
+    def __init__(self, evidence: Evidence | None, time: float | None) -> None:
+        self.begin = evidence
+        self.begin_time = time
+        self.first_time: float | None = time
+        self.last_time: float | None = time
+        self.last: Raw | None = None
+        self.zone = False
+        self.milestones: list[tuple[float, str, Evidence]] = []
+        self.leader: str | None = None  # the rank whose milestones count
+        self.loads: list[Load] = []
+        self.loading: Evidence | None = None
+        self.capturing: Evidence | None = None
+        self.pool_tokens: int | None = None
+        self.ready: Evidence | None = None
+        self.ready_time: float | None = None
+        self.decode = Decode()
+        self.notes: dict[str, Note] = {}
+        self.errors: list[tuple[str, Evidence, str]] = []  # exception with its message, line, rank
+        self.error_count = 0
+        self.health_good: Note | None = None
+        self.health_bad: Note | None = None
+        self.ended: Evidence | None = None
+        self.clean = False  # ended because somebody asked it to
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Phases of its start; the first one counts from the start, or from the first line that has a time."""
+        marks = [(time, text) for time, text, _ in self.milestones]
+        return phases([(self.first_time, ""), *marks]) if marks and self.first_time is not None else []
+
+    @property
+    def start_seconds(self) -> float | None:
+        """How long the start took; None while it is not ready, or without times."""
+        if self.ready_time is None or self.first_time is None:
+            return None
+        return round(self.ready_time - self.first_time, 1)
+
+    @property
+    def cause(self) -> tuple[str, Evidence] | None:
+        """The first error that is not the consequence of another."""
+        for text, evidence, _ in self.errors:
+            if not any(word in text for word in FOLLOW_UP):
+                return text, evidence
+        return None
+
+    @property
+    def broken(self) -> bool:
+        """Whether something has broken it, whatever it still answers."""
+        return bool(self.notes.keys() & BREAKS)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, or is ending, by a fault."""
+        return not self.clean and bool(self.notes.keys() & FAILURES)
+
+    def note(self, kind: str) -> Note | None:
+        """What was said of this kind."""
+        return self.notes.get(kind)
+
+
+class ServerLog:
+    """A server's log or its unit's journal, read line by line; `runs` has the last RUNS runs, the current one last."""
+
+    def __init__(self, name: str = "server.log", unit: str = "") -> None:
+        self.name = name
+        self.unit = unit
+        self.runs: collections.deque[Run] = collections.deque(maxlen=RUNS)
+        self.starts = 0
+        self.cuts: list[Evidence] = []
+        self.gaps: dict[str, Note] = {}
+        self.lines = 0
+        self.nccl = NcclLog(name)
+        self._clock = Clock()
+        self._run: Run | None = None
+        self._armed = False  # a start was announced, and the server itself has said nothing yet
+
+    def read(self, stream: BinaryIO) -> ServerLog:
+        """Take all of a stream."""
+        number = 0
+        hint, feed = _HINT.search, self._line
+        for number, raw in split_lines(stream):
+            at = raw.find(b" batch, #", 0, 240)
+            if at >= 6:
+                if raw.startswith(b"Decode", at - 6):
+                    self._decode(number, raw, at)
+            elif b" NCCL INFO " in raw:
+                self.nccl.info(number, raw)
+            elif raw.endswith(b'" 200 OK') and b'"GET /h' not in raw:
+                continue
+            elif hint(raw) or raw.startswith(b"[cut: "):
+                feed(number, raw)
+        self.lines += number
+        return self
+
+    @property
+    def current(self) -> Run | None:
+        """The last run."""
+        return self.runs[-1] if self.runs else None
+
+    def evidence(self, place: Raw | None) -> Evidence | None:
+        """A line that was kept as it came."""
+        return Evidence(self.name, place[0], line_text(place[1])) if place else None
+
+    def time(self, place: Raw | None) -> float | None:
+        """When a line that was kept was written."""
+        return self._clock.line(*place).time if place else None
+
+    def _decode(self, number: int, raw: bytes, at: int) -> None:
+        run = self._run
+        if run is None:
+            run = self._of(self._clock.line(number, raw))
+        run.decode.add(number, raw, at)
+        run.last = (number, raw)
+
+    def _of(self, line: Line) -> Run:
+        """The run that a line belongs to."""
+        if self._run is None:
+            self._open(None, line)
+        run = self._run
+        assert run is not None  # noqa: S101 - _open has set it
+        if line.time is not None:
+            run.first_time = line.time if run.first_time is None else run.first_time
+            run.last_time = line.time
+        run.zone = run.zone or line.zone
+        return run
+
+    def _open(self, evidence: Evidence | None, line: Line) -> None:
+        self._run = Run(evidence, line.time)
+        self.runs.append(self._run)
+        self.starts += 1
+
+    def _line(self, number: int, raw: bytes) -> None:
+        line = self._clock.line(number, raw)
+        evidence = Evidence(self.name, number, line_text(raw))
+        if line.text.startswith("[cut: "):
+            if len(self.cuts) < KEPT:
+                self.cuts.append(evidence)
+            return
+        if line.source.startswith("systemd"):
+            self._systemd(line, evidence)
+        announced = "server_args=" in line.text
+        nccl = NCCL.search(line.text) if "NCCL" in line.text and not announced else None
+        if nccl:
+            self.nccl.add(nccl, line, evidence)
+        if announced or ("ServerArgs(" in line.text and not self._armed):
+            run = self._run
+            if run is None or run.ended is not None or ((run.milestones or run.errors) and not self._armed):
+                self._open(evidence, line)
+            self._armed = False
+        run = self._of(line)
+        run.last = (number, raw)
+        if not nccl:
+            self._milestone(run, line, evidence)
+        self._notes(run, line, evidence, nccl is not None)
+
+    def _systemd(self, line: Line, evidence: Evidence) -> None:
+        match = _SYSTEMD.search(line.text)
+        if not match or (self.unit and self.unit not in line.text):
+            return
+        word = match.group(1) or match.group(4)
+        run = self._run
+        if word == "Starting" or (word == "Started" and (run is None or run.ended is not None)):
+            # a start whose server has not said anything is still the same one
+            if run is None or run.ended is not None or run.milestones or run.errors:
+                self._open(evidence, line)
+            self._armed = True
+        elif word == "Stopping" and run is not None:
+            run.clean = run.clean or not run.notes.keys() & (BREAKS | {"exited"})
+        elif word in ("Stopped", "Deactivated successfully") and run is not None and run.ended is None:
+            run.ended, run.clean = evidence, run.clean or word != "Stopped"
+
+    def _milestone(self, run: Run, line: Line, evidence: Evidence) -> None:
+        text = line.text
+        loaded = END.search(text) if "Load weight end" in text else None
+        capture = CAPTURE.search(text) if "Capture " in text else None
+        begin = BEGIN in text
+        if READY in text:
+            run.ready = run.ready or evidence
+            run.ready_time = line.time if run.ready_time is None else run.ready_time
+            run.loading = run.capturing = None
+            self._mark(run, line, evidence)
+        elif "max_total_num_tokens=" in text and run.pool_tokens is None:
+            pool = _POOL.search(text)
+            run.pool_tokens = int(pool.group(1)[:15]) if pool else None
+        if not (begin or loaded or capture):
+            return
+        run.leader = line.rank if run.leader is None else run.leader
+        if line.rank != run.leader:
+            return
+        if begin:
+            if run.ready is not None and not self._armed:  # a server that loads again is another run
+                self._open(evidence, line)
+                run = self._of(line)
+                run.leader = line.rank
+            run.loading = evidence
+        elif loaded and len(run.loads) < KEPT:
+            run.loading = None
+            seconds, quant, available = _ELAPSED.search(text), _QUANT.search(text), _AVAILABLE.search(text)
+            run.loads.append(
+                Load(
+                    loaded.group(1),
+                    _number(seconds.group(1)) if seconds else None,
+                    quant.group(1) if quant else "",
+                    _number(available.group(1)) if available else None,
+                    evidence,
+                )
+            )
+        elif capture:
+            run.capturing = evidence if capture.group(1) == "begin" else None
+        self._mark(run, line, evidence)
+        self._armed = False
+
+    @staticmethod
+    def _mark(run: Run, line: Line, evidence: Evidence) -> None:
+        if line.time is not None and len(run.milestones) < KEPT:
+            run.milestones.append((line.time, line.text[:SHOWN], evidence))
+
+    def _notes(self, run: Run, line: Line, evidence: Evidence, nccl: bool) -> None:
+        text = line.text
+        access = _ACCESS.search(text) if "GET /h" in text else None
+        if access:
+            code = access.group(2) or access.group(4)
+            good = code == "200"
+            _count_into(run, "health_good" if good else "health_bad", evidence, line.time)
+            return
+        if "ServerArgs(" in text or "server_args=" in text:  # quotes words that mean something elsewhere
+            return
+        for kind, groups in kinds_of(text):
+            add_note(self.gaps if kind in ("suppressed", "missed") else run.notes, kind, evidence, line.time, groups)
+            if kind in ("exited", "failed", "dead"):
+                run.ended = run.ended or evidence
+            elif kind == "asked":
+                run.clean = run.clean or not run.broken
+        failure = None if nccl else (_EXCEPTION.match(text) or _argparse(text))
+        if failure:
+            run.error_count += 1
+            if len(run.errors) < 12:
+                run.errors.append((failure.group("said")[:SHOWN], evidence, line.rank))
+
+
+def _argparse(text: str) -> re.Match[str] | None:
+    return re.match(r"(?P<said>[\w.]+: error: .+)", text) if ": error: " in text else None
+
+
+def _count_into(run: Run, name: str, evidence: Evidence, time: float | None) -> None:
+    note: Note | None = getattr(run, name)
+    if note is None:
+        setattr(run, name, Note(evidence, evidence, 1, time, time))
+    else:
+        note.count += 1
+        note.last = evidence
+        note.last_time = time if time is not None else note.last_time

@@ -1,0 +1,1 @@
+"""Nodes and containers: devices, cards, drivers, limits."""

@@ -1,0 +1,1 @@
+"""The server: its launch, its unit, what runs against what is wanted."""

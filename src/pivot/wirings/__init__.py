@@ -1,0 +1,1 @@
+"""What the probe recorded: which layers really reached the drafter."""

@@ -1,0 +1,512 @@
+"""Probe records → which layers of the target really reach the drafter, and what is wrong with that.
+
+A layer is named by its INPUT: the input of layer 3 is the output of layer 2, and the input of layer 0 is the embedding.
+`pivot.wirings.records` reads, `pivot.wirings.matching` tells what a state is, this module says what that means, and
+`pivot.wirings.wiring_findings` what to do about it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pivot.drafters import layers
+from pivot.engines import descriptions
+from pivot.findings import Finding
+from pivot.wirings import wiring_findings
+from pivot.wirings.matching import (
+    SAME,
+    History,
+    Match,
+    Tally,
+    agreement,
+    cleared,
+    layer_name,
+    shared_rows,
+    tally,
+    worst,
+)
+from pivot.wirings.records import SCHEMA, Recording, Rows, parse, read
+
+__all__ = [
+    "SCHEMA", "Acceptance", "Slice", "Tally", "Wiring", "acceptance", "agreement", "analyse", "as_inputs",
+    "asked_layers", "compare", "layer_name", "parse", "read",
+]  # fmt: skip
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+# the fixed prompts' requests; their replays generate one token, which nothing verifies
+PROMPT, REPLAY = "pivot-prompt-", "pivot-replay-"
+# the class whose layers run → an architecture of the engine's description that it belongs to
+ARCHITECTURES = {"DeepseekV2Model": "DeepseekV3ForCausalLM", "LlamaModel": "LlamaForCausalLM"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slice:
+    """One slice of `fc`'s input. layers: the layer inputs it was equal to, with their tallies, best first; odd: what
+    it was in the calls where it equalled none, the most frequent first; modes: the same by the target's mode."""
+
+    index: int
+    calls: int
+    layers: tuple[tuple[int, Tally], ...]
+    odd: tuple[tuple[Match, int], ...] = ()
+    modes: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def layer(self) -> int | None:
+        """The layer whose input this slice is in every call, None when there is no such layer."""
+        always = [layer for layer, tally in self.layers if tally.same and tally.compared == self.calls]
+        return always[0] if always else None
+
+    @property
+    def match(self) -> Match | None:
+        """What this slice is in every call, None when it is not always the same."""
+        if self.layer is not None:
+            return Match(SAME, self.layer)
+        kinds = {(match.kind, match.layer) for match, _count in self.odd}
+        return self.odd[0][0] if len(kinds) == 1 and sum(count for _, count in self.odd) == self.calls else None
+
+    @property
+    def source(self) -> int | None:
+        """The layer this slice is made of in every call, whatever was done to it; None when there is none."""
+        match = self.match
+        return None if match is None else match.layer
+
+    @property
+    def what(self) -> str:
+        """What it is, in how many calls."""
+        if self.layer is not None:
+            return f"{layer_name(self.layer)}, {dict(self.layers)[self.layer]} calls"
+        if self.match is not None:
+            return f"{self.match}, in {self.calls} calls"
+        seen = "; ".join(f"{what} {count} times{f' in {mode}' if mode else ''}" for mode, what, count in self.modes)
+        return f"not always the same state in {self.calls} calls: {seen}"
+
+    def __str__(self) -> str:
+        """The line a person reads about this slice."""
+        return f"fc slice {self.index} = {self.what}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The slice as plain values."""
+        match = self.match
+        return {
+            "index": self.index,
+            "calls": self.calls,
+            "kind": "unstable" if match is None else match.kind,
+            "layer": self.source,
+            "detail": "" if match is None else match.detail,
+            "text": str(self),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What verifications accepted. histogram[k]: how many of them accepted k drafted tokens."""
+
+    histogram: tuple[int, ...] = ()
+
+    @property
+    def verifications(self) -> int:
+        """How many there were."""
+        return sum(self.histogram)
+
+    @property
+    def length(self) -> float | None:
+        """Tokens per verification, the target's own included; None when nothing was verified."""
+        if not self.verifications:
+            return None
+        return 1 + sum(accepted * count for accepted, count in enumerate(self.histogram)) / self.verifications
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """The share of verifications that accepted at least 1, 2, … drafted tokens."""
+        total = self.verifications
+        return tuple(sum(self.histogram[k:]) / total for k in range(1, len(self.histogram))) if total else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The acceptance as plain values."""
+        return {
+            "histogram": list(self.histogram),
+            "verifications": self.verifications,
+            "length": None if self.length is None else round(self.length, 4),
+            "per_position": [round(share, 4) for share in self.per_position],
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wiring:
+    """What the records prove.
+
+    capture: the layer inputs the engine was told to keep, None when never seen; asked: those the drafter's config asks
+    for; expected: what the drafter was trained on; both as layer inputs in ascending order, None when not given.
+    given: calls of a drafter that was handed a state as wide as its own, past its fc. drafts: draft step, what the
+    state it consumed is, and how often. rule: how this engine reads layer ids, a name of `pivot.drafters.layers`.
+    """
+
+    sglang: tuple[str, ...]
+    ranks: tuple[int, ...]
+    forwards: int
+    calls: int
+    given: int
+    capture: tuple[int, ...] | None
+    asked: tuple[int, ...] | None
+    expected: tuple[int, ...] | None
+    depth: int | None
+    slices: tuple[Slice, ...]
+    captured: Tally
+    packed: Tally
+    fed: Tally
+    acceptance: Acceptance
+    drafts: tuple[tuple[int, str, int], ...] = ()
+    rule: str | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int | None, ...]:
+        """The layer input that each slice is, in the order `fc` receives them."""
+        return tuple(piece.layer for piece in self.slices)
+
+    @property
+    def verdict(self) -> str:
+        """Where the fault lies as far as the wiring goes.
+
+        ``right``: every slice is what the drafter was trained on; ``consistent``: nothing is wrong, but what it was
+        trained on is not given; ``config``: the engine does what it is told, and is told the wrong layers;
+        ``engine``: it does not do what it is told; ``bypassed``: `fc` is never run; ``unseen``: too little was
+        recorded.
+        """
+        if not self.slices:
+            return "bypassed" if self.given else "unseen"
+        if self.engine_faults:
+            return "engine"
+        if self.expected is None:
+            return "consistent"
+        return "right" if self.layers == self.expected else "config"
+
+    @property
+    def engine_faults(self) -> bool:
+        """Whether the states are not what the engine was told to hand over."""
+        told = self.asked if self.asked is not None else None if self.capture is None else tuple(sorted(self.capture))
+        changed = any(item.compared and not item.same for item in (self.captured, self.packed, self.fed))
+        return changed or None in self.layers or (told is not None and self.layers != told)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON and for Ansible."""
+        return {
+            "verdict": self.verdict,
+            "sglang": list(self.sglang),
+            "ranks": list(self.ranks),
+            "forwards": self.forwards,
+            "calls": self.calls,
+            "given": self.given,
+            "capture": _listed(self.capture),
+            "asked": _listed(self.asked),
+            "expected": _listed(self.expected),
+            "layers": list(self.layers),
+            "slices": [str(piece) for piece in self.slices],
+            "pieces": [piece.as_dict() for piece in self.slices],
+            "drafts": [{"step": step, "consumes": what, "times": times} for step, what, times in self.drafts],
+            "acceptance": self.acceptance.as_dict(),
+            "findings": [finding.as_dict() for finding in self.findings],
+            "text": self.text(),
+        }
+
+    def text(self) -> str:
+        """The answer in a few lines for a person; findings are rendered elsewhere."""
+        versions = ", ".join(self.sglang) or "of an unknown version"
+        ranks = f" on {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
+        lines = [
+            f"SGLang {versions}: {self.forwards} forwards of the target, {self.calls} calls of the drafter's fc{ranks}"
+        ]
+        lines.extend(str(piece) for piece in self.slices)
+        if self.given:
+            lines.append(f"past its fc, the drafter was given one state of its own width {self.given} times")
+        if self.captured.compared and not self.captured.same:
+            lines.append(f"captured = inputs of layers {_listed(self.capture)}, {self.captured} forwards")
+        if self.packed.compared:
+            lines.append(f"packed = captured, {self.packed} forwards")
+        if self.fed.compared:
+            lines.append(f"fc input = packed, {self.fed} calls")
+        if self.asked is not None and self.capture and self.asked != tuple(sorted(self.capture)):
+            lines.append(f"the config asks for the inputs of layers {list(self.asked)}: the engine keeps others")
+        if self.slices and self.expected is not None:
+            agree = "agree" if self.layers == self.expected else "DISAGREE"
+            lines.append(f"expected are the inputs of layers {list(self.expected)}: they {agree}")
+        if self.drafts and all(what == wiring_findings.OWN_STATE for _step, what, _times in self.drafts):
+            steps = ", ".join(str(step) for step, _what, _times in self.drafts)
+            lines.append(f"the draft steps {steps} consume the drafter's own states")
+        if self.acceptance.length is not None:
+            lines.append(acceptance_line(self.acceptance))
+        return "\n".join(lines)
+
+
+def acceptance_line(seen: Acceptance) -> str:
+    """``accept length 2.92 over 88 verifications, by position 0.79 0.65 0.49``."""
+    shares = " ".join(f"{share:.2f}" for share in seen.per_position)
+    return f"accept length {seen.length or 0:.2f} over {seen.verifications} verifications, by position {shares}"
+
+
+def _listed(values: Sequence[int] | None) -> list[int] | None:
+    return None if values is None else list(values)
+
+
+def as_inputs(layers: Sequence[int], convention: str) -> tuple[int, ...]:
+    """Layer numbers of either convention as layer inputs, ascending as the engine packs them.
+
+    convention: ``input`` (the number names a layer's input) or ``output`` (its output, so -1 is the embedding).
+    """
+    if convention not in ("input", "output"):
+        raise ValueError(f"convention {convention!r} is neither input nor output")
+    shift = 1 if convention == "output" else 0
+    return tuple(sorted(layer + shift for layer in layers))
+
+
+def setter_rule(recordings: Sequence[Recording]) -> str | None:
+    """How the recorded engine reads layer ids for the recorded target, as `pivot.drafters.layers` calls it, or None."""
+    versions = {str(recording.header.get("sglang")) for recording in recordings if recording.header}
+    models = {target.model for recording in recordings for target in recording.targets.values()}
+    if len(versions) != 1 or len(models) != 1:
+        return None
+    engine = descriptions.load(versions.pop()) or {}
+    rule = (engine.get("eagle3") or {}).get(ARCHITECTURES.get(models.pop(), ""), {}).get("rule")
+    return str(rule) if rule else None
+
+
+def asked_layers(recordings: Sequence[Recording], config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The layer inputs that a drafter's config.json makes the recorded engine keep, ascending; None when unknown."""
+    rule = setter_rule(recordings)
+    depth = _depth(recordings)
+    eagle_config = config.get("eagle_config")
+    ids = eagle_config.get(IDS) if isinstance(eagle_config, Mapping) else None
+    if ids is None:
+        return None if depth is None else tuple(sorted(layers.default_layers(depth)))
+    usable = isinstance(ids, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in ids)
+    return tuple(sorted(layers.kept_layers(ids, rule))) if rule and usable else None
+
+
+def _depth(recordings: Sequence[Recording]) -> int | None:
+    """How many layers the target has."""
+    depths = {target.layers for recording in recordings for target in recording.targets.values()}
+    return depths.pop() if len(depths) == 1 else None
+
+
+def analyse(
+    recordings: Sequence[Recording],
+    expected: Sequence[int] | None = None,
+    asked: Sequence[int] | None = None,
+    meta: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Wiring:
+    """All recordings of one service → one answer.
+
+    expected: what the drafter was trained on, asked: what its config makes the engine keep, both as layer inputs, see
+    `as_inputs` and `asked_layers`; meta: request id → the server's meta_info, to compare the acceptance with.
+    """
+    served = [recording for recording in recordings if recording.targets or recording.fed or recording.given]
+    captures = {target.capture for recording in served for target in recording.targets.values()}
+    wiring = Wiring(
+        sglang=tuple(sorted({str(item.header.get("sglang")) for item in recordings if item.header})),
+        ranks=tuple(sorted({recording.rank for recording in served})),
+        forwards=sum(len(recording.targets) for recording in served),
+        calls=sum(len(recording.fed) for recording in served),
+        given=sum(len(recording.given) for recording in served),
+        capture=captures.pop() if len(captures) == 1 else None,
+        asked=None if asked is None else tuple(sorted(asked)),
+        expected=None if expected is None else tuple(sorted(expected)),
+        depth=_depth(recordings),
+        slices=slices(served),
+        captured=tally(verdict for recording in served for verdict in _captured_verdicts(recording)),
+        packed=tally(verdict for recording in served for verdict in _packed_verdicts(recording)),
+        fed=tally(verdict for recording in served for verdict in _fed_verdicts(recording)),
+        acceptance=acceptance(recordings),
+        drafts=draft_steps(served),
+        rule=setter_rule(recordings),
+    )
+    found = [
+        *wiring_findings.of_reading(recordings),
+        *wiring_findings.of_wiring(wiring),
+        *wiring_findings.of_ranks(rank_differences(served)),
+        *wiring_findings.of_acceptance({name: acceptance(recordings, name) for name in meta or {}}, meta or {}),
+    ]
+    return dataclasses.replace(wiring, findings=tuple(found))
+
+
+# --- the slices
+
+
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    """What one slice was, call by call."""
+
+    calls: int = 0
+    verdicts: dict[int, list[str]] = dataclasses.field(default_factory=dict)
+    odd: Counter[Match] = dataclasses.field(default_factory=Counter)
+    modes: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+
+
+def slices(recordings: Iterable[Recording]) -> tuple[Slice, ...]:
+    """Every slice of every `fc` call against every state of the forward before it."""
+    seen: dict[int, _Seen] = {}
+    for recording in recordings:
+        history = History(recording)
+        for handed in recording.fed:
+            target = recording.targets.get(handed.target)
+            if target is None:
+                continue
+            shared = shared_rows(handed, target.rows, target.places.positions)
+            aligned = shared is not None
+            for index, slice_rows in enumerate(handed.slices):
+                rows = slice_rows[:shared]
+                found = {
+                    layer: agreement(rows, state[:shared], aligned=aligned) for layer, state in target.states.items()
+                }
+                equal = [layer for layer, verdict in found.items() if verdict in ("exact", "close")]
+                if not rows or (not aligned and not equal):
+                    continue  # a selection of rows that were not recorded
+                odd = None if equal else history.explain(rows, handed.target, handed.dtype)
+                _count(seen.setdefault(index, _Seen()), found, odd, target.mode)
+    return tuple(_slice(index, seen[index]) for index in sorted(seen))
+
+
+def _count(seen: _Seen, found: Mapping[int, str], odd: Match | None, mode: str) -> None:
+    """One call of one slice more. found: layer → verdict; odd: what it is when it equals none."""
+    seen.calls += 1
+    for layer, verdict in found.items():
+        seen.verdicts.setdefault(layer, []).append(verdict)
+    if odd is not None:
+        seen.odd[odd] += 1
+    equal = [layer for layer, verdict in found.items() if verdict in ("exact", "close")]
+    seen.modes[mode, str(odd) if odd is not None else layer_name(equal[0])] += 1
+
+
+def _slice(index: int, seen: _Seen) -> Slice:
+    """One slice from what was seen; layers that never matched are left out."""
+    tallies = {layer: tally(items) for layer, items in seen.verdicts.items()}
+    matched = [(layer, item) for layer, item in tallies.items() if item.exact + item.close]
+    matched.sort(key=lambda item: (-item[1].exact, -item[1].close, item[0]))
+    modes = tuple((mode, what, count) for (mode, what), count in seen.modes.most_common())
+    return Slice(index, seen.calls, tuple(matched), tuple(seen.odd.most_common()), modes)
+
+
+# --- from point to point
+
+
+def _captured_verdicts(recording: Recording) -> Iterable[str]:
+    """Whether what was captured is the inputs of the layers the engine was told to keep, a verdict a forward."""
+    for target in recording.targets.values():
+        told = [target.states.get(layer, ()) for layer in sorted(target.capture)]
+        if target.captured and all(told):
+            yield worst(target.captured, told, shared=target.rows)
+
+
+def _packed_verdicts(recording: Recording) -> Iterable[str]:
+    """Whether what was packed is what was captured, a verdict a forward."""
+    for handed in recording.packed:
+        target = recording.targets.get(handed.target)
+        if target is not None and target.capture:
+            shared = shared_rows(handed, target.rows, target.places.positions)
+            yield worst(handed.slices, target.captured, shared=shared)
+
+
+def _fed_verdicts(recording: Recording) -> Iterable[str]:
+    """Whether what `fc` was fed is what was packed for it, a verdict a call."""
+    packed = {handed.target: handed for handed in recording.packed}
+    for handed in recording.fed:
+        source = packed.get(handed.target)
+        if source is not None:
+            yield worst(handed.slices, source.slices, shared=shared_rows(handed, source.rows, source.positions))
+
+
+# --- the drafter's own steps
+
+
+def draft_steps(recordings: Iterable[Recording]) -> tuple[tuple[int, str, int], ...]:
+    """Draft step, what the state it consumed is, and how often. Step 0 is the pass over the target's states."""
+    seen: Counter[tuple[int, str]] = Counter()
+    for recording in recordings:
+        outputs = {handed.target: set(handed.output) for handed in recording.fed}
+        before: tuple[int, Rows] = (-1, ())
+        for draft in recording.drafts:
+            if not draft.hidden:
+                continue
+            target = recording.targets.get(draft.target)
+            states = target.states if target is not None else {}
+            equal = [layer for layer, state in states.items() if set(draft.hidden) <= set(state)]
+            what = wiring_findings.OWN_STATE
+            if cleared(draft.hidden):
+                what = "zero"
+            elif equal:
+                what = f"the target's {layer_name(equal[0])}"
+            elif set(draft.hidden) <= outputs.get(draft.target, set()):
+                what = "fc's output"
+            elif before == (draft.target, draft.hidden):
+                what = "the state of the step before"
+            before = (draft.target, draft.hidden)
+            seen[draft.step, what] += 1
+    return tuple((step, what, times) for (step, what), times in sorted(seen.items()))
+
+
+# --- acceptance
+
+
+def acceptance(recordings: Sequence[Recording], request: str = "") -> Acceptance:
+    """What was accepted of the fixed prompts' drafts, or of everyone's where there are none; request: of this one
+    alone. With tensor parallelism every rank records the same verifications: those of the lowest count."""
+    verifying = [recording for recording in recordings if recording.verified]
+    rank = min((recording.rank for recording in verifying), default=0)
+    seen = [item for recording in verifying if recording.rank == rank for item in recording.verified]
+    if request:
+        seen = [item for item in seen if item.request == request]
+    else:
+        seen = [item for item in seen if not item.request.startswith(REPLAY)]
+        seen = [item for item in seen if item.request.startswith(PROMPT)] or seen
+    if not seen:
+        return Acceptance()
+    counts = Counter(item.accepted for item in seen)
+    most = max(*(item.steps for item in seen), *counts)
+    return Acceptance(tuple(counts[accepted] for accepted in range(most + 1)))
+
+
+# --- two runs
+
+
+def compare(one: Wiring, other: Wiring) -> str:
+    """What differs between two runs, in lines for a person."""
+    lines: list[str] = []
+    for name, first, second in (
+        ("SGLang", ", ".join(one.sglang), ", ".join(other.sglang)),
+        ("verdict", one.verdict, other.verdict),
+        ("captured", _listed(one.capture), _listed(other.capture)),
+        ("asked for", _listed(one.asked), _listed(other.asked)),
+        ("expected", _listed(one.expected), _listed(other.expected)),
+    ):
+        if first != second:
+            lines.append(f"{name}: {first} → {second}")
+    for index in range(max(len(one.slices), len(other.slices))):
+        first, second = (_what(wiring.slices, index) for wiring in (one, other))
+        if first != second:
+            lines.append(f"fc slice {index}: {first} → {second}")
+    if one.acceptance.length is not None and other.acceptance.length is not None:
+        lines.append(f"{acceptance_line(one.acceptance)} → {acceptance_line(other.acceptance)}")
+    return "\n".join(lines) or "nothing differs"
+
+
+def _what(pieces: Sequence[Slice], index: int) -> str:
+    """What a slice is in every call, in a few words."""
+    if index >= len(pieces):
+        return "not there"
+    match = pieces[index].match
+    return "not always the same state" if match is None else str(match)
+
+
+def rank_differences(recordings: Sequence[Recording]) -> dict[int, tuple[str, ...]]:
+    """What each rank's slices are, where the ranks do not agree; empty where they do."""
+    by_rank: dict[int, list[Recording]] = {}
+    for recording in recordings:
+        if recording.fed:
+            by_rank.setdefault(recording.rank, []).append(recording)
+    seen = {}
+    for rank, items in sorted(by_rank.items()):
+        pieces = slices(items)
+        seen[rank] = tuple(_what(pieces, index) for index in range(len(pieces)))
+    return seen if len(set(seen.values())) > 1 else {}
