@@ -151,8 +151,11 @@ def test_only_what_is_named_and_unused_is_pruned(host: Any, converge: Any) -> No
     old = f"{DRAFTER['repository']}@r0"
     host.check_output(f"cp -rT {RELEASE} {BASE}/r0 && cp {RECORD} {BASE}/.verified-r0.json")
     host.check_output(f"mkdir -p /etc/sglang && echo {RELEASE} >/etc/sglang/launch.yaml")
+    host.check_output(f"mkdir -p /var/lib/pivot/llm && echo {BASE}/r0/config.json >/var/lib/pivot/llm/healthy.json")
     output, changed = converge(playbook=prune)
-    assert f"{old}: can go, frees 0.5 MB" in output
+    assert (
+        f"{old}: can go, frees 0.5 MB, but a rollback to what /var/lib/pivot/llm/healthy.json keeps needs it" in output
+    )
     assert f"{DRAFTER['repository']}@{DRAFTER['revision']}: stays, used by /etc/sglang/launch.yaml" in output
     assert changed == 0
     named = ("--extra-vars", json.dumps({"model_weights_prune": [old]}))
@@ -160,4 +163,4 @@ def test_only_what_is_named_and_unused_is_pruned(host: Any, converge: Any) -> No
     assert host.file(f"{BASE}/r0").exists
     assert converge(*named, playbook=prune)[1] == 1
     assert sorted(host.check_output(f"ls -A {BASE}").split()) == sorted([Path(RECORD).name, Path(RELEASE).name])
-    host.check_output("rm -r /etc/sglang")
+    host.check_output("rm -r /etc/sglang /var/lib/pivot")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pivot import weights_prune
+from pivot.checkpoints import weights_prune
 
 from .weights_host import FILES
 
@@ -18,8 +18,10 @@ OLD, NEW = "lab/toy@r1", "lab/toy@r2"
 
 
 def report(**users: list[str]) -> dict[str, Any]:
-    releases = {name: {"bytes": 2 * 10**9, "users": users.get(name.split("@")[1], [])} for name in (OLD, NEW)}
-    left = {"lab/toy@.incoming-r2": {"bytes": 5, "users": []}, "lab/toy@.replaced-r1-77": {"bytes": 5, "users": []}}
+    releases = {
+        name: {"bytes": 2 * 10**9, "users": users.get(name.split("@")[1], []), "sets": []} for name in (OLD, NEW)
+    }
+    left = {name: {"bytes": 5, "users": [], "sets": []} for name in ("lab/toy@.incoming-r2", "lab/toy@.replaced-r1-77")}
     return {"releases": releases, "leftovers": left}
 
 
@@ -35,6 +37,17 @@ def test_what_nobody_wants_can_go() -> None:
         "all that can go frees 2.0 GB; to remove it: ansible-playbook playbooks/prune.yml"
         " -e '{model_weights_prune: [lab/toy@r1, lab/toy@.replaced-r1-77]}'",
     ]
+
+
+def test_what_a_rollback_needs_can_go_and_is_told() -> None:
+    kept = report()
+    kept["releases"][OLD]["sets"] = ["/var/lib/pivot/sglang/healthy.json"]
+    needed = "but a rollback to what /var/lib/pivot/sglang/healthy.json keeps needs it"
+    made = weights_prune.decide([NEW], kept, [], "infer1")
+    assert f"lab/toy@r1: can go, frees 2.0 GB, {needed}" in made.lines
+    made = weights_prune.decide([NEW], kept, [OLD], "infer1")
+    assert f"lab/toy@r1: is removed, frees 2.0 GB, {needed}" in made.lines
+    assert made.remove == (OLD,)
 
 
 def test_only_what_is_named_is_removed() -> None:
@@ -93,8 +106,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def run(root: Path, keep: list[Path], *names: str) -> dict[str, Any]:
-    argument = json.dumps({"root": str(root), "keep": list(map(str, keep)), "remove": names})
+def run(root: Path, keep: list[Path], *names: str, sets: str = "/nothing") -> dict[str, Any]:
+    argument = json.dumps({"root": str(root), "keep": list(map(str, keep)), "sets": [sets], "remove": names})
     line = [sys.executable, "-I", "-", argument]
     done = subprocess.run(line, input=SCRIPT, capture_output=True, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -106,7 +119,7 @@ def test_listing_changes_nothing(root: Path) -> None:
     found = run(root, [])
     assert list(found["releases"]) == [OLD, NEW]
     assert list(found["leftovers"]) == ["lab/toy@.replaced-r0-7"]
-    assert found["releases"][NEW] == {"bytes": pytest.approx(100_000, abs=8192), "users": []}
+    assert found["releases"][NEW] == {"bytes": pytest.approx(100_000, abs=8192), "users": [], "sets": []}
     assert found["releases"][OLD]["bytes"] == 0  # another name keeps the file
     assert found["removed"] == []
     assert sorted(map(str, root.rglob("*"))) == before
@@ -137,6 +150,16 @@ def test_users_are_found(root: Path, tmp_path: Path) -> None:
             assert any(f"process {other.pid} (" in user for user in run(root, [])["releases"][OLD]["users"])
             assert run(root, [], OLD)["removed"] == []
             assert (root / "lab/toy/r1").exists()
+
+
+def test_a_set_that_may_come_back_is_no_user(root: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "pivot/sglang/healthy.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({"sets": [{"files": [{"text": f"model-path: {root}/lab/toy/r1\n"}]}]}))
+    found = run(root, [], sets=str(tmp_path / "pivot"))["releases"]
+    assert (found[OLD]["sets"], found[NEW]["sets"]) == ([str(kept)], [])
+    assert found[OLD]["users"] == []
+    assert run(root, [], OLD, sets=str(tmp_path / "pivot"))["removed"] == [OLD]
 
 
 def test_links_to_a_holder_go_and_the_holder_stays(root: Path, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Releases on a host that nobody needs: list them with what they occupy and who uses them, or remove some.
 
 Standard library only, Python 3.9 or later. Usage: weights_prune.py ARGUMENTS: a JSON object with `root`, `keep` (files
-and directories whose texts and links name what is wanted) and `remove` (repository@revision, empty to list). One JSON
-object is printed: `free_bytes`, and `releases` and `leftovers` by name, with `bytes` that their removal frees and
-`users`. What has users when it comes to be removed stays. To remove, it is run under flock on <root>/.lock.
+and directories whose texts and links name what is wanted), `sets` (the same for what a rollback may come back to) and
+`remove` (repository@revision, empty to list). One JSON object is printed: `free_bytes`, and `releases` and `leftovers`
+by name, with `bytes` that their removal frees, `users` and `sets`. What has users when it comes to be removed stays; a
+set that may come back is only told. To remove, it is run under flock on <root>/.lock.
 """
 
 import contextlib
@@ -101,7 +102,7 @@ def main() -> None:
     """List, or remove what the arguments name and nobody uses."""
     arguments: Dict[str, Any] = json.loads(sys.argv[1])
     root = Path(arguments["root"])
-    named = {**processes(), **settings(arguments["keep"])}
+    named, sets = {**processes(), **settings(arguments["keep"])}, settings(arguments["sets"])
     result: Dict[str, Any] = {"releases": {}, "leftovers": {}, "removed": []}
     for name, directory in found(root):
         using = users(directory, named)
@@ -110,7 +111,7 @@ def main() -> None:
             result["removed"].append(name)
             continue
         group = "leftovers" if directory.name.startswith(HIDDEN) else "releases"
-        result[group][name] = {"bytes": freed(directory), "users": using}
+        result[group][name] = {"bytes": freed(directory), "users": using, "sets": users(directory, sets)}
     space = os.statvfs(str(root)) if root.is_dir() else None
     result["free_bytes"] = space.f_bavail * space.f_frsize if space else 0
     print(json.dumps(result))
