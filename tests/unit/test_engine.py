@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from pivot import engine, releases
-from pivot.engine import Distribution, EngineError, Gaps, Metadata, Target
+from pivot.engines import engine, releases
+from pivot.engines.engine import Distribution, EngineError, Gaps, Metadata, Target
 from pivot.findings import Severity
 
 A, B = "a" * 64, "b" * 64
@@ -41,7 +41,7 @@ def state(**changes):
         "machine": "x86_64", "glibc": "glibc 2.36",
     }  # fmt: skip
     facts = {
-        "root": "/opt/sglang", "python": python, "free_bytes": 9 * 2**30, "current": wanted().id,
+        "root": "/opt/sglang", "python": python, "free_bytes": 9 * 2**30, "shared": "", "current": wanted().id,
         "releases": [{"id": wanted().id, "built": "2026-02-01", "healthy": True}], "in_use": [], "release": release(),
     }  # fmt: skip
     return facts | changes
@@ -299,6 +299,7 @@ def host(facts, free=0):
 def test_a_fitting_host_has_no_findings():
     assert host(state(), 4 * 2**30) == []
     assert host(with_python(glibc="glibc 2.41")) == []
+    assert host(state(shared="/srv/wheels")) == []
 
 
 @pytest.mark.parametrize(
@@ -315,6 +316,7 @@ def test_a_fitting_host_has_no_findings():
         (with_python(machine="aarch64"), "ENGINE-PLATFORM", "the host is aarch64"),
         (with_python(glibc="glibc 2.35"), "ENGINE-PLATFORM", "glibc 2.36 or later"),
         (with_python(glibc=""), "ENGINE-PLATFORM", "glibc 2.36 or later"),
+        (state(shared=None), "ENGINE-SHARED", "sglang_engine_shared_wheels is no directory of the host"),
         (state(free_bytes=2**30), "ENGINE-SPACE", "1.0 GiB are free under /opt/sglang, a release needs 4.0 GiB"),
     ],
 )

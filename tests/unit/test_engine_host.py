@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pivot import installed
+from pivot.engines import installed
 from pivot.program import program
 
 FILES = Path(__file__).parents[2] / "roles" / "sglang_engine" / "files"
@@ -129,7 +129,7 @@ def test_a_release_that_was_just_built_is_compared_file_by_file(root):
 
 
 def run_state(root, **changes):
-    arguments = {"root": str(root), "python": sys.executable, "release": "one"} | changes
+    arguments = {"root": str(root), "python": sys.executable, "release": "one", "shared": ""} | changes
     command = [sys.executable, "-I", "-", json.dumps(arguments)]
     script = program(FILES / "engine_state.py")
     done = subprocess.run(command, input=script, capture_output=True, text=True, check=True)
@@ -215,7 +215,8 @@ def test_prepare_clears_what_an_interrupted_build_left_and_ends_its_processes(ro
     make_release(leftover)
     (root / "logs").mkdir()
     (root / "logs" / "one.log").write_text("old")
-    arguments = {"root": str(root), "incoming": str(root / "incoming" / "x"), "log": str(root / "logs" / "one.log")}
+    arguments = {"root": str(root), "incoming": str(root / "incoming" / "x"), "shared": ""}
+    arguments["log"] = str(root / "logs" / "one.log")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(leftover / "x")]) as process:
         time.sleep(0.2)
         result = change.prepare(arguments)
@@ -228,14 +229,20 @@ def test_prepare_clears_what_an_interrupted_build_left_and_ends_its_processes(ro
 
 
 def test_prepare_ends_what_still_receives_for_a_killed_run(root):
-    incoming = root / "incoming" / "x"
-    arguments = {"root": str(root), "incoming": str(incoming), "log": str(root / "one.log")}
+    incoming, shared = root / "incoming/x", root / "wheels/x"
+    arguments = {"root": str(root), "incoming": str(incoming), "shared": str(shared), "log": str(root / "one.log")}
     change.prepare(arguments)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen(command, cwd=incoming) as receiver, subprocess.Popen(command, cwd=root) as other:
+    with (
+        subprocess.Popen(command, cwd=incoming) as receiver,
+        subprocess.Popen(command, cwd=shared) as sharing,
+        subprocess.Popen(command, cwd=root) as other,
+    ):
         time.sleep(0.2)
-        assert change.prepare(arguments) == {"ended": [receiver.pid], "removed": []}
+        ended = change.prepare(arguments)
+        assert (sorted(ended["ended"]), ended["removed"]) == (sorted([receiver.pid, sharing.pid]), [])
         assert receiver.wait(timeout=5) < 0
+        assert sharing.wait(timeout=5) < 0
         assert other.poll() is None
         other.kill()
 
@@ -253,6 +260,12 @@ def test_a_change_that_a_killed_run_began_is_waited_for(root, script):
             change.main({"verb": "tidy", "root": str(root)})
         assert time.monotonic() - begin > 0.8
         assert publishing.wait() == 0
+
+
+def test_a_shared_directory_of_wheels_has_to_be_there(root):
+    assert run_state(root)["shared"] == ""
+    assert run_state(root, shared=str(root))["shared"] == str(root)
+    assert run_state(root, shared=str(root / "wheels"))["shared"] is None
 
 
 def test_what_a_build_left_is_seen_and_tidied_up(root):

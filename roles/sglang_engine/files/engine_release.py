@@ -29,9 +29,11 @@ def prepare(arguments):
     root = arguments["root"]
     for path in [root] + [os.path.join(root, name) for name in ("releases", "building", "logs", "incoming")]:
         os.makedirs(path, mode=0o755, exist_ok=True)
-    os.makedirs(arguments["incoming"], mode=0o755, exist_ok=True)
+    for path in filter(None, [arguments["incoming"], arguments["shared"]]):
+        os.makedirs(path, mode=0o755, exist_ok=True)
     building = os.path.join(root, "building") + os.sep
-    ended = end_processes([building, os.path.join(root, "incoming") + os.sep])
+    receiving = [os.path.join(root, "incoming"), *filter(None, [arguments["shared"]])]
+    ended = end_processes([building, *(path + os.sep for path in receiving)])
     removed = sorted(os.listdir(building))
     for name in removed:
         shutil.rmtree(os.path.join(building, name))

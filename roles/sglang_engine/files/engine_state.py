@@ -1,10 +1,11 @@
 """What a host has of the engine. Run on the host, read only, as `python3 -I - '{"root": …, "python": …, …}'`, in one
-piece with `pivot.installed`.
+piece with `pivot.engines.installed`.
 
 Arguments (JSON): root, the engine's directory; python, the interpreter for releases; release, the wanted release's
-id; path, optional, another directory to look at in the place of `<root>/releases/<release>`, all of whose files are
-compared with their hashes then.
-Prints one JSON object: root, python, free_bytes, current, releases, in_use, release (null if there is none), leftovers.
+id; shared, the directory for wheels that other hosts see too, or empty; path, optional, another directory to look at in
+the place of `<root>/releases/<release>`, all of whose files are compared with their hashes then.
+Prints one JSON object: root, python, free_bytes, shared (null if there is no such directory), current, releases,
+in_use, release (null if there is none), leftovers.
 """
 
 import csv
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from pivot import installed
+from pivot.engines import installed
 
 ENGINE = "sglang"
 PROBE = "import json, platform, sys; print(json.dumps([sys.implementation.name, platform.python_version()]))"
@@ -239,6 +240,7 @@ def main(arguments):
         "root": root,
         "python": interpreter(arguments["python"]),
         "free_bytes": free_bytes(root),
+        "shared": arguments["shared"] if not arguments["shared"] or os.path.isdir(arguments["shared"]) else None,
         "current": current(root),
         "releases": releases(root),
         "in_use": in_use(root),
