@@ -4,7 +4,8 @@
 #   deploy     deploy.yml and its tags, bad input, the first killed runs, the README; with PIVOT_SOAK also the bench
 #   check      linters, pure code, the lab itself, then the roles' scenarios on the engine that the first lane installed;
 #              with PIVOT_SOAK also the probe against SGLang in all its ways
-#   interrupt  the other killed runs, in a copy of this clone with a lab of its own, on that engine too
+#   interrupt  the other killed runs, in a copy of this clone with a lab of its own, on that engine too; then the longest
+#              scenario
 set -euo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
@@ -41,6 +42,9 @@ engine() {
 
 killed=tests/integration/test_interruption.py
 beside=("$killed::test_engine" "$killed::test_serve" "$killed::test_debug")
+longest=molecule/debug_probes/molecule.yml
+scenarios=()
+for scenario in molecule/*/molecule.yml; do [[ $scenario == "$longest" ]] || scenarios+=("$scenario"); done
 verbose=(-v --durations=0 --durations-min=5)
 
 # What failed, once more in few lines: often the end of the output is all there is of a run
@@ -64,13 +68,16 @@ check_lane() {
     step unit python -m pytest -q tests/unit
     step lab python -m pytest -q lab/tests
     engine || true # the scenarios then install their own
-    step molecule scripts/molecule.sh
+    step molecule scripts/molecule.sh "${scenarios[@]}"
     if [[ -n ${PIVOT_SOAK:-} ]]; then step probe scripts/probe.sh tests/live.py; fi
 }
 
 interrupt_lane() {
     engine
-    step interruption scripts/beside.sh "${verbose[@]}" "${beside[@]}" "$killed::test_nothing_is_left_to_do"
+    local status=0
+    step interruption scripts/beside.sh "${verbose[@]}" "${beside[@]}" "$killed::test_nothing_is_left_to_do" || status=1
+    step molecule-longest scripts/molecule.sh "$longest" || status=1
+    return $status
 }
 
 # a new lab for a new run; also what an interrupted run left
