@@ -163,7 +163,7 @@ def test_the_sender_outlives_the_group_that_began_it(place: Path) -> None:
     argv = [*script(place, 'sleep 1.5; rsync "$@"'), *sends(place)[0]["argv"][1:]]
     given = sends(place, argv, names=("a",))
     code = (
-        "import time; from pathlib import Path; from pivot import weights_send; "
+        "import time; from pathlib import Path; from pivot.checkpoints import weights_send; "
         f"weights_send.begin(Path({str(place)!r}), {given!r}); "
         "print(flush=True); time.sleep(60)"
     )
