@@ -103,6 +103,43 @@ def test_logs_alone(recording: str, state: State) -> None:
     assert diagnosis.diagnose(read(DATA / f"{recording}-0.5.23.log")).verdict.state == state
 
 
+BEGUN = "[2026-11-29 10:00:00] server_args=ServerArgs(tp_size=1)\n"
+TRACE = 'Traceback (most recent call last):\n  File "/opt/x.py", line 3, in <module>\n'
+LOADING = "[2026-11-29 10:00:30] Load weight begin. avail mem=94.80 GB\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "why"),
+    [
+        (
+            "usage: launch_server.py [-h]\nlaunch_server.py: error: unrecognized arguments: --topkk 1\n",
+            State.CRASHED,
+            "launch_server.py: error: unrecognized arguments: --topkk 1",
+        ),
+        (
+            TRACE + "ModuleNotFoundError: No module named 'a'\n",
+            State.CRASHED,
+            "ModuleNotFoundError: No module named 'a'",
+        ),
+        (BEGUN + TRACE + "OSError: no config.json\n", State.CRASHED, "OSError: no config.json"),
+        (
+            BEGUN + LOADING + "ERROR:    [Errno 98] error while attempting to bind: address already in use\n",
+            State.CRASHED,
+            "a port that it needs is taken",
+        ),
+        # it went on
+        (BEGUN + TRACE + "OSError: no file\n" + LOADING, State.STARTING, "weights of the target; no earlier start"),
+        ("hello\nworld\n", State.UNKNOWN, "no line of it is one of a server's log"),
+    ],
+)
+def test_a_log_alone_that_ends_in_an_error_of_its_start(tmp_path: Path, text: str, state: State, why: str) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(text)
+    found = diagnosis.diagnose(read(file)).verdict
+    assert found.state == state
+    assert found.why.startswith(why)
+
+
 # --- starting
 
 

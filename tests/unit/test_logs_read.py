@@ -3,6 +3,8 @@
 # ruff: noqa: E501 - lines as they are logged
 
 import io
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,8 +39,14 @@ B17 = """\
 """
 
 
-def journal(text: str) -> str:
-    return "".join(f"2026-11-29T11:00:00.000000+0000 h sglang[7]: {line}\n" for line in text.splitlines())
+def before(prefix: str) -> Callable[[str], str]:
+    """The text with something before each line."""
+    return lambda text: "".join(f"{prefix}{line}\n" for line in text.splitlines())
+
+
+def in_json(**more: str) -> Callable[[str], str]:
+    """Each line in a mapping of its own, where TEXT stands."""
+    return lambda text: "".join(json.dumps(more).replace("TEXT", line) + "\n" for line in text.splitlines())
 
 
 # the same log as it may arrive
@@ -47,7 +55,23 @@ FORMS = {
     "windows": lambda text: text.replace("\n", "\r\n"),
     "coloured": lambda text: "".join(f"\x1b[32m{line}\x1b[0m\n" for line in text.splitlines()),
     "progress bars": lambda text: text.replace("\n[", "\nLoading shards:  50% 1/2\rLoading shards: 100% 2/2\r["),
-    "journal": journal,
+    "journal": before("2026-11-29T11:00:00.000000+0000 h sglang[7]: "),
+    "journal, short": before("Nov 29 11:00:00 gpu-host7 sglang[7]: "),
+    "journal, short and precise": before("Nov  3 11:00:00.123456 gpu-host7 python3[4711]: "),
+    "journal, full": before("Sun 2026-11-29 11:00:00 CET gpu-host7 sglang[7]: "),
+    "journal, no host": before("2026-11-29T11:00:00+0100 sglang[7]: "),
+    "journal, unix time": before("1796122800.123456 gpu-host7 sglang[7]: "),
+    "journal, since boot": before("[ 1000.123456] gpu-host7 sglang[7]: "),
+    "journal, JSON": in_json(
+        __REALTIME_TIMESTAMP="1796122800123456", _PID="7", SYSLOG_IDENTIFIER="sglang", MESSAGE="TEXT"
+    ),
+    "docker, with times": before("2026-11-29T11:00:00.123456789Z "),
+    "docker, its file": in_json(log="TEXT\n", stream="stderr", time="2026-11-29T11:00:00.123456789Z"),
+    "compose": before("sglang-1  | "),
+    "compose, with times": before("sglang-1  | 2026-11-29T11:00:00.123456789Z "),
+    "kubernetes": before("2026-11-29T11:00:00.123456789+02:00 stderr F "),
+    "syslog": before("<30>1 2026-11-29T11:00:00.123Z gpu-host7 sglang 4711 - - "),
+    "byte order mark": lambda text: "\ufeff" + text,
     "a line of megabytes before": lambda text: "x" * (3 << 20) + "\n" + text,
     "no end of line": lambda text: text.rstrip("\n"),
 }
@@ -72,7 +96,68 @@ def test_b17_in_every_form(how: str) -> None:
     assert run.health_good is not None
     shift = 1 if how == "a line of megabytes before" else 0
     assert watchdog.first.line == 7 + shift
-    assert watchdog.first.text.endswith("[10:31:10 TP3] Scheduler watchdog timeout (self.watchdog_timeout=300)")
+    assert "[10:31:10 TP3] Scheduler watchdog timeout (self.watchdog_timeout=300)" in watchdog.first.text
+    assert run.leader == ""
+
+
+TWO_RANKS = """\
+[2026-05-03 22:41:07] server_args=ServerArgs(tp_size=2)
+[2026-05-03 22:41:25 {0}] Load weight begin. avail mem=93.96 GB
+[2026-05-03 22:41:25 {1}] Load weight begin. avail mem=93.96 GB
+[2026-05-03 22:48:05 {0}] Load weight end. elapsed=399.81 s, type=KimiK25ForConditionalGeneration, avail mem=24.61 GB
+[2026-05-03 22:48:05 {1}] Load weight end. elapsed=399.90 s, type=KimiK25ForConditionalGeneration, avail mem=24.61 GB
+[2026-05-03 22:48:30 {0}] Capture cuda graph begin. This can take up to several minutes. avail mem=9.31 GB
+[2026-05-03 22:48:30 {1}] Capture cuda graph begin. This can take up to several minutes. avail mem=9.31 GB
+[2026-05-03 22:49:00 {0}] Capture cuda graph end. Time elapsed: 30.11 s.
+[2026-05-03 22:49:00 {1}] Capture cuda graph end. Time elapsed: 30.15 s.
+[2026-05-03 22:49:17] The server is fired up and ready to roll!
+"""
+
+
+@pytest.mark.parametrize("how", FORMS)
+@pytest.mark.parametrize(
+    "ranks",
+    [("TP0", "TP1"), ("DP0 TP0 EP0", "DP1 TP0 EP0"), ("ATTN_CP0 MOE_DP0 TP0", "ATTN_CP0 MOE_DP1 TP1"), ("", "")],
+)
+def test_ranks_that_load_side_by_side_are_one_load(how: str, ranks: tuple[str, str]) -> None:
+    run = server(FORMS[how](TWO_RANKS.format(*ranks).replace(" ]", "]"))).current
+    assert run is not None
+    assert [load.model for load in run.loads] == ["KimiK25ForConditionalGeneration"]
+    assert [phase.name for phase in run.phases] == [
+        "imports",
+        "weights of KimiK25ForConditionalGeneration",
+        "memory pools",
+        "CUDA graphs",
+        "warm-up",
+    ]
+
+
+def test_a_time_of_json_counts() -> None:
+    first = json.dumps({"time": "2026-11-29T11:00:07.5Z", "log": "Load weight begin.\n"})
+    last = json.dumps({"time": "2026-11-29T11:00:20.5Z", "log": "The server is fired up and ready to roll!\n"})
+    run = server(f"{first}\n{last}\n").current
+    assert run is not None
+    assert (run.start_seconds, run.zone) == (13.0, True)
+
+
+@pytest.mark.parametrize("line", ["{", '{"log": 5}', '{"a": "b"}', "[1]", '{"log": "x"', "{" * 9000])
+def test_what_is_no_json_of_a_logger_is_a_line_like_any_other(line: str) -> None:
+    log = server(f"{line}\n{line} CUDA out of memory\n")
+    assert log.current is not None
+    assert set(log.current.notes) == {"gpu-memory"}
+
+
+def test_no_name_before_a_colon_is_taken_for_a_host() -> None:
+    run = server("2026-11-29T11:00:00.123Z CUDA error: an illegal memory access was encountered\n").current
+    assert run is not None
+    assert set(run.notes) == {"cuda"}
+
+
+def test_decode_lines_that_count_iterations() -> None:
+    line = "[2026-11-29 10:00:00 TP0] Decode batch [4040], #running-req: 1, #token: 812, accept len: 2.50, accept rate: 0.50, cuda graph: True, gen throughput (token/s): 80.00, #queue-req: 0\n"
+    run = server(line + line.replace("Decode", "Prefill") + line.replace("batch [", "batch of [")).current
+    assert run is not None
+    assert (run.decode.lines, run.decode.accept_length, run.decode.speed) == (1, 2.5, 80.0)
 
 
 def test_b17_phases() -> None:
@@ -142,7 +227,7 @@ def test_a_server_without_drafter_has_speed_but_no_acceptance() -> None:
         ("[10:00:00] Received sigquit from a child process. It usually means the child failed.", "quit", ()),
         ("[10:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):", "hit", ("Scheduler",)),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has", "gpu-memory", ()),
-        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "gpu-memory", ()),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "kv-room", ()),
         ("Decode out of memory. Try to lower your batch size.", "kv-memory", ()),
         ("KV cache pool is full. Retract requests. #retracted_reqs: 1", "kv-memory", ()),
         ("ValueError: The memory capacity is unbalanced. Some GPUs may be occupied", "unbalanced", ()),
@@ -194,6 +279,12 @@ def test_each_kind_of_line_is_known(line: str, kind: str, groups: tuple[str, ...
         "[10:00:00] Load weight begin. avail mem=94.80 GB",
         "[10:00:00] init_cpu_threads_env and shared memory based AllReduce is disabled, only intel amx",
         '[10:00:00] INFO:     127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK',
+        # what somebody asked
+        "[10:00:00] Receive: obj=GenerateReqInput(rid='a', text='CUDA out of memory: Scheduler hit an exception')",
+        "[10:00:00] Receive OpenAI: obj={'messages': [{'content': 'NCCL WARN, watchdog timeout (self.watchdog_timeout=3'}]}",
+        "[10:00:00] Finish: obj=GenerateReqInput(rid='a', text='why'), out={'text': 'No space left on device'}",
+        '{"timestamp": "2026-11-29T10:00:00", "event": "request.received", "obj": {"text": "CUDA out of memory"}}',
+        '[10:00:00] {"timestamp": "2026-11-29T10:00:00", "event": "request.finished", "out": "bad_alloc: Errno 28"}',
     ],
 )
 def test_what_says_nothing_bad_is_not_noted(line: str) -> None:

@@ -196,11 +196,39 @@ def test_the_report_names_what_was_masked_and_never_a_value() -> None:
     assert sum(redactor.report.values()) == redactor.masked
 
 
-def test_texts_of_requests_stay_only_when_asked_for() -> None:
-    line = "[2026-11-29 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='my private story')\nnext\n"
-    assert Redactor().text(line) == line
-    masked = Redactor(prompts=False).text(line)
-    assert masked == "[2026-11-29 10:00:00] Receive: obj=GenerateReqInput<text of a request left out>\nnext\n"
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (
+            "[2026-11-29 10:00:00] Receive: obj=GenerateReqInput(rid='a', text='my private story')",
+            "[2026-11-29 10:00:00] Receive: obj=GenerateReqInput",
+        ),
+        (
+            "[2026-11-29 10:00:00] Finish: obj=GenerateReqInput(text='hm'), out={'text': 'my private story'}",
+            "[2026-11-29 10:00:00] Finish: obj=GenerateReqInput",
+        ),
+        (
+            "[2026-11-29 10:00:00] Receive OpenAI: obj={'messages': [{'content': 'my private story'}]}",
+            "[2026-11-29 10:00:00] Receive OpenAI: obj=",
+        ),
+        (
+            '{"timestamp": "t", "event": "request.received", "rid": "a", "obj": {"text": "my private story"}}',
+            '{"timestamp": "t", "event": "request.received",',
+        ),
+        (
+            '{"log": "{\\"event\\": \\"request.received.openai\\", \\"obj\\": \\"my private story\\"}"}',
+            '{"log": "{\\"event\\": \\"request.received.openai\\",',
+        ),
+        (
+            'x[1]: {"event": "request.finished", "rid": "a", "out": {"text": "my private story"}}',
+            'x[1]: {"event": "request.finished",',
+        ),
+    ],
+)
+def test_texts_of_requests_stay_only_when_asked_for(line: str, left: str) -> None:
+    assert Redactor().text(f"{line}\nnext\n") == f"{line}\nnext\n"
+    masked = Redactor(prompts=False).text(f"{line}\nnext\n")
+    assert masked == f"{left}<text of a request left out>\nnext\n"
     assert Redactor(prompts=False).text(masked) == masked
 
 

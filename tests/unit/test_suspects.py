@@ -171,6 +171,12 @@ TOLD = [
         "ValueError: cannot find the tokenizer",
     ),
     (
+        "S-09 no room for a KV cache",
+        "DIAG-KV-ROOM",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: 0.7",
+        "RuntimeError: Not enough memory of the past",
+    ),
+    (
         "E-12 config class",
         "DIAG-MODEL-TYPE",
         '  File "/x/transformers/models/auto/configuration_auto.py", line 1012, in __getitem__',

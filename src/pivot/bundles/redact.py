@@ -142,7 +142,7 @@ class Redactor:
         words = " ".join(set(text.split()))
         if _is_named(words):
             text = self._pairs(text)
-        if not self._prompts and ": obj=" in text:
+        if not self._prompts and (": obj=" in text or "request." in text):
             text = self._sub(REQUEST, f"\\g<1>{PROMPT}", text, "text of a request")
         for hints, pattern, replacement in SHAPES:
             if any(hint in (text if " " in hint else words) for hint in hints):

@@ -80,8 +80,10 @@ SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ),
 )
 
-# how SGLang logs requests and answers (--log-requests)
-REQUEST = re.compile(r"(\b(?:Receive|Finish): obj=\w*)(?!\w|<text)[^\n]*")
+# how SGLang logs requests and answers (--log-requests): as text, and as JSON, also inside JSON
+REQUEST = re.compile(
+    r"(\b(?:Receive|Finish)(?: OpenAI)?: obj=\w*|\"event\\*\": *\\*\"request\.[\w.]+\\*\",)(?!\w| ?<text)[^\n]*"
+)
 
 # Lines of which serving logs are full, to the last letter of what a secret could hide in: they are passed over, several
 # at once, because looking for every shape in them would take most of the time

@@ -140,7 +140,8 @@ def usual_phases(runs: Sequence[Run]) -> dict[str, float]:
 def _verdict(facts: Facts, usual: dict[str, float], found: Sequence[Suspect]) -> Verdict:
     run = facts.run
     if run is None and not facts.properties:
-        return Verdict(State.UNKNOWN, "the bundle has neither a log of the server nor its unit's properties")
+        neither = "the bundle has neither a log of the server nor its unit's properties"
+        return Verdict(State.UNKNOWN, neither if facts.manifest else "no line of it is one of a server's log")
     if facts.properties.get("LoadState") in ("not-found", "masked") and run is None:
         return Verdict(State.UNKNOWN, f"there is no unit {facts.unit} on this host")
     return (
@@ -175,6 +176,7 @@ def _why(run: Run) -> tuple[str, tuple[Evidence, ...]]:
         ("hit", "a process hit an exception"),
         ("quit", "a child process failed"),
         ("warmup-failed", "the first request failed"),
+        ("port", "a port that it needs is taken"),
     ):
         if note := run.note(kind):
             return f"{words}{f' ({chr(32).join(note.groups)})' if note.groups else ''}", (note.first,)
@@ -210,7 +212,7 @@ def _crashed(facts: Facts) -> Verdict | None:
     run = facts.run
     result = facts.properties.get("Result", "success")
     failed = facts.properties.get("ActiveState") == "failed" or (not _alive(facts) and result != "success")
-    if run is not None and run.failed:
+    if run is not None and (run.failed or facts.gave_up(run)):
         why, evidence = _why(run)
         return Verdict(State.CRASHED, why, evidence)
     if failed:

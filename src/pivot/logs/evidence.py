@@ -86,12 +86,16 @@ class Facts:
                 return found
         return self.log.nccl.notes.get(kind) or self.nccl.notes.get(kind)
 
+    def gave_up(self, run: Run) -> bool:
+        """Whether a log alone, which nobody explains, ends in an error of its start."""
+        return not self.manifest and run is self.run and run.gave_up is not None
+
     @property
     def failure(self) -> Run | None:
         """The latest run that ended badly; None when the server came up after it."""
         run = self.run
         for one in reversed([*self.earlier, *([run] if run else [])][-RECENT:]):
-            if one.broken or (one.ended and not one.clean):
+            if one.broken or (one.ended and not one.clean) or self.gave_up(one):
                 return one if one is run or run is None or run.ready is None else None
         return None
 

@@ -23,11 +23,12 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     ),
     "watchdog-soft": _kind("soft=True", r"(?:(\w+) )?[Ww]atchdog timeout \(self\.watchdog_timeout=([\d.]+), .*soft=T"),
     "gpu-memory": _kind(
-        "OutOfMemory|CUDA out of mem|CUDA error: out|Not enough memory|CUDA calloc|CUDA host alloc|CUDA malloc"
+        "OutOfMemory|CUDA out of mem|CUDA error: out|CUDA calloc|CUDA host alloc|CUDA malloc"
         "|ALLOC_FAILED|cudaErrorMemory|Cuda failure",
-        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|Not enough memory\. Please try"
+        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory"
         r"|to CUDA (?:host )?\w+|CUBLAS_\w+ALLOC_FAILED|cudaErrorMemoryAllocation|Cuda failure '?\d* ?'?out of memory",
     ),
+    "kv-room": _kind("Not enough memory", r"Not enough memory\. Please try to increase --mem-fraction-static"),
     "kv-memory": _kind(
         "out of memory. Try|runs out of mem|KV cache pool is full",
         r"(?:Prefill|Decode) out of memory|alloc_\w+ runs out of memory|KV cache pool is full\. Retract",

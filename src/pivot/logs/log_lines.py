@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -16,7 +17,7 @@ MAX_LINE = 1 << 14  # bytes of one line that are looked at
 SHOWN = 300  # characters of a line that serve as evidence
 KEPT = 200  # lines of one kind that are kept
 # the time and the ranks that SGLang puts before a message
-PREFIX = re.compile(r"\[(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?((?: [A-Z]+\d+)*)\] ?")
+PREFIX = re.compile(r"\[(?:(\d{4}-\d\d-\d\d)[ T])?(\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?((?: [A-Z_]+\d+)*)\] ?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,10 +49,20 @@ class Line:
 
 
 _COLOUR = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])?")
-_JOURNAL = re.compile(
-    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))? ?(Z|UTC|[+-]\d\d:?\d\d)?"
-    r"[ \t]+(?:\S+ ([^\s:\[\]]+(?:\[\d+\])?): ?|)"
+# what others put before a line: compose or syslog, a time, and who wrote it (without a pid only those who are known to)
+_WRAPPED = r"[\ufeff\0]*(?:[\w.-]+ +\| |<\d{1,3}>1? ?)?"
+_WHEN = (
+    r"(?:[A-Z][a-z]{2} (?=\d{4}-))?(?:(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))? ?"
+    r"(Z|UTC|[A-Z]{3,5}\b|[+-]\d\d:?\d\d)?[ \t]+"
+    r"|(?P<unix>\d{10}\.\d+) |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? |\[ *\d+\.\d+\] )"
 )
+_WHO = (
+    r"(?:std(?:out|err) [FP] |(?:[\w.-]+ )?(?P<who>[\w@./:-]+\[\d+\]|kernel|systemd[\w-]*|python[\d.]*|sglang): ?"
+    r"|[\w.-]+ (?P<app>[\w@./-]+) \d+ \S+ - )?"
+)
+_OUTER = re.compile(f"{_WRAPPED}(?:{_WHEN}{_WHO})?")
+_TEXTS = ("MESSAGE", "message", "msg", "log")  # of the journal, of loggers, of docker
+_TIMES = ("time", "timestamp", "asctime", "ts")
 
 
 def split_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -97,14 +108,17 @@ class Clock:
 
     def line(self, number: int, raw: bytes) -> Line:
         """The line in its parts; the journal's time wins over the message's own, because it names its zone."""
-        text = raw.decode("utf-8", "replace")
-        time, zone, source, rank = None, False, "", ""
-        outer = _JOURNAL.match(text)
-        if outer:
-            time, zone = self._at(outer.group(1), outer.group(2), outer.group(3)), outer.group(4) is not None
-            time -= _offset(outer.group(4))
-            source = outer.group(5) or ""
-            text = text[outer.end() :]
+        text = _unwrapped(raw.decode("utf-8", "replace"))
+        time, zone, rank = None, False, ""
+        outer = _OUTER.match(text)
+        assert outer is not None  # noqa: S101 - all of it may be absent
+        if outer["unix"]:
+            time, zone = float(outer["unix"]), True
+        elif outer.group(1):
+            offset = _offset(outer.group(4))
+            time, zone = self._at(outer.group(1), outer.group(2), outer.group(3)) - (offset or 0), offset is not None
+        source = outer["who"] or outer["app"] or ""
+        text = text[outer.end() :]
         own = PREFIX.match(text)
         if own:
             if time is None:
@@ -133,9 +147,31 @@ def _midnight(date: str) -> int:
     return (day - datetime.date(1970, 1, 1)).days * 86400
 
 
-def _offset(zone: str | None) -> int:
-    if zone is None or zone in ("Z", "UTC"):
+def _unwrapped(text: str) -> str:
+    """What a line of JSON carries, as the journal would write it; any other text as it is."""
+    if not text.startswith("{"):
+        return text
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):  # cut, or no JSON
+        return text
+    said = next((found[name] for name in _TEXTS if isinstance(found.get(name), str)), None)
+    if said is None:
+        return text
+    if isinstance(who := found.get("SYSLOG_IDENTIFIER"), str):
+        said = f"{who}[{found.get('_PID', 0)}]: {said}"
+    if (micro := str(found.get("__REALTIME_TIMESTAMP", ""))).isdigit():
+        return f"{micro[:-6]}.{micro[-6:]} {said}"
+    when = next((found[name] for name in _TIMES if name in found), "")
+    return f"{when} {said}".lstrip()
+
+
+def _offset(zone: str | None) -> int | None:
+    """Seconds that a zone is ahead of UTC; None where that is not said, or only by a name of three letters."""
+    if zone in ("Z", "UTC"):
         return 0
+    if zone is None or zone[0] not in "+-":
+        return None
     digits = zone[1:].replace(":", "")
     return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
 

@@ -30,6 +30,8 @@ _EXCEPTION = re.compile(
     r"(?:\[rank\d+\]:\s*)?(?P<said>(?:\w+\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Fault|Timeout))(?:: ?.*)?)$"
 )
 _ACCESS = re.compile(r'"GET /(health\w*)[ ?][^"]*" (\d{3})|GET /(health\w*) (\d{3})')
+# what somebody asked, or was answered, quotes anything (--log-requests, as text or JSON)
+_REQUEST = re.compile(r"\b(?:Receive|Finish)(?: OpenAI)?: obj=|\"event\": \"request\.")
 _MILESTONES = "Load weight |Capture |fired up|max_total_num_tokens|server_args|ServerArgs(|systemd[|/health"
 _ERRORS = "Error|Exception|error: |Interrupt|Exit|Fault|Timeout"
 
@@ -88,6 +90,7 @@ class Run:
         self.zone = False
         self.milestones: list[tuple[float, str, Evidence]] = []
         self.leader: str | None = None  # the rank whose milestones count
+        self.beside = 0  # ranks that do the same at the same time, in a log that does not name them
         self.loads: list[Load] = []
         self.loading: Evidence | None = None
         self.capturing: Evidence | None = None
@@ -102,6 +105,12 @@ class Run:
         self.health_bad: Note | None = None
         self.ended: Evidence | None = None
         self.clean = False  # ended because somebody asked it to
+
+    def is_beside(self, under_way: Evidence | None, ends: bool) -> bool:
+        """Whether another rank begins what is under way, or ends it: of ranks without a name the last end counts."""
+        beside = self.beside > 0 if ends else under_way is not None and self.ready is None
+        self.beside += (-1 if ends else 1) if beside else 0
+        return beside
 
     @property
     def phases(self) -> list[Phase]:
@@ -128,6 +137,15 @@ class Run:
     def broken(self) -> bool:
         """Whether something has broken it, whatever it still answers."""
         return bool(self.notes.keys() & BREAKS)
+
+    @property
+    def gave_up(self) -> Evidence | None:
+        """The error after which its start did not go on; None when it did, or had none."""
+        port = self.notes.get("port")
+        lines = [*(evidence for _, evidence, _ in self.errors), *([port.last] if port else [])]
+        last = max(lines, key=lambda evidence: evidence.line, default=None)
+        further = self.milestones[-1][2].line if self.milestones else 0
+        return last if last and self.ready is None and last.line > further else None
 
     @property
     def failed(self) -> bool:
@@ -160,8 +178,8 @@ class ServerLog:
         number = 0
         hint, feed = _HINT.search, self._line
         for number, raw in split_lines(stream):
-            at = raw.find(b" batch, #", 0, 240)
-            if at >= 6:
+            at = raw.find(b" batch", 0, 240)
+            if at >= 6 and raw.startswith((b", #", b" ["), at + 6):  # the second counts iterations
                 if raw.startswith(b"Decode", at - 6):
                     self._decode(number, raw, at)
             elif b" NCCL INFO " in raw:
@@ -212,6 +230,8 @@ class ServerLog:
 
     def _line(self, number: int, raw: bytes) -> None:
         line = self._clock.line(number, raw)
+        if _REQUEST.search(line.text, 0, 400):
+            return
         evidence = Evidence(self.name, number, line_text(raw))
         if line.text.startswith("[cut: "):
             if len(self.cuts) < KEPT:
@@ -258,7 +278,7 @@ class ServerLog:
         if READY in text:
             run.ready = run.ready or evidence
             run.ready_time = line.time if run.ready_time is None else run.ready_time
-            run.loading = run.capturing = None
+            run.loading, run.capturing, run.beside = None, None, 0
             self._mark(run, line, evidence)
         elif "max_total_num_tokens=" in text and run.pool_tokens is None:
             pool = _POOL.search(text)
@@ -266,7 +286,8 @@ class ServerLog:
         if not (begin or loaded or capture):
             return
         run.leader = line.rank if run.leader is None else run.leader
-        if line.rank != run.leader:
+        ends = loaded is not None or (capture is not None and capture.group(1) == "end")
+        if line.rank != run.leader or run.is_beside(run.loading if begin else run.capturing, ends):
             return
         if begin:
             if run.ready is not None and not self._armed:  # a server that loads again is another run

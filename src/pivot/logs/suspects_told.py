@@ -58,6 +58,13 @@ ENGINE: tuple[Row, ...] = (
         "lower mem-fraction-static, cuda-graph-max-bs or context-length (pivot check shows the budget)",
     ),
     (
+        "kv-room",
+        "DIAG-KV-ROOM",
+        Severity.ERROR,
+        "what mem-fraction-static grants is used up by the weights: nothing is left for the KV cache",
+        "raise mem-fraction-static (pivot check shows the budget), or spread the weights over more GPUs",
+    ),
+    (
         "kv-memory",
         "DIAG-KV-MEMORY",
         Severity.WARNING,
