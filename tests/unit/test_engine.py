@@ -40,9 +40,10 @@ def state(**changes):
         "path": "/usr/bin/python3.11", "error": "", "implementation": "cpython", "version": "3.11.2",
         "machine": "x86_64", "glibc": "glibc 2.36",
     }  # fmt: skip
+    installed = [{"id": wanted().id, "built": "2026-02-01", "healthy": "2026-02-02"}]
     facts = {
         "root": "/opt/sglang", "python": python, "free_bytes": 9 * 2**30, "shared": "", "current": wanted().id,
-        "releases": [{"id": wanted().id, "built": "2026-02-01", "healthy": True}], "in_use": [], "release": release(),
+        "releases": installed, "in_use": [], "release": release(),
     }  # fmt: skip
     return facts | changes
 
@@ -262,8 +263,9 @@ def test_differences_of_the_installed_set_are_errors():
     assert [(item.code, item.severity) for item in found] == [("ENGINE-INSTALLED", Severity.ERROR)] * 3
 
 
-def removed(names, keep, in_use=(), healthy=()):
-    found = [{"id": name, "built": built, "healthy": name in healthy} for name, built in names]
+def removed(names, keep, in_use=(), healthy=""):
+    """healthy: names in the order in which they were last found healthy."""
+    found = [{"id": name, "built": built, "healthy": str(healthy.find(name) + 1 or "")} for name, built in names]
     return releases.superseded("new", state(releases=found, in_use=list(in_use)), keep)
 
 
@@ -279,13 +281,16 @@ def test_a_release_in_use_never_goes():
     assert removed([("a", "1"), ("b", "2"), ("new", "3")], 0, in_use=["a"]) == ("b",)
 
 
-def test_the_newest_release_that_was_healthy_stays_for_a_rollback():
+def test_the_release_that_was_last_healthy_stays_for_a_rollback():
     names = [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("new", "5")]
     assert removed(names, 2) == ("a", "b")
-    assert removed(names, 2, healthy=["a"]) == ("b",)
-    assert removed(names, 2, healthy=["a", "b"]) == ("a",)
-    assert removed(names, 2, healthy=["a", "b", "d"]) == ("a", "b")
-    assert removed(names, 0, healthy=["new"]) == ("a", "b", "c", "d")
+    assert removed(names, 2, healthy="a") == ("b",)
+    assert removed(names, 2, healthy="ab") == ("a",)
+    assert removed(names, 2, healthy="ba") == ("b",)  # a rollback went from b to a: nothing goes back to b
+    assert removed(names, 2, healthy="abd") == ("a", "b")
+    assert removed([("a", "1"), ("b", "2"), ("new", "3")], 1, healthy="ba") == ()
+    assert removed([("z", "")], 0, healthy="") == ("z",)
+    assert removed(names, 0, healthy="n") == ("a", "b", "c", "d")
 
 
 def test_a_release_without_a_record_is_the_oldest():

@@ -5,7 +5,9 @@ import base64
 import hashlib
 import importlib.util
 import json
+import mmap
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -93,6 +95,7 @@ def test_bytecode_and_times_are_no_damage(root):
         ("added", "sglang: 1 files are not as published, e.g. sglang/debug_hidden.py (added)"),
         ("script", "e.g. ../../../bin/tool"),
         ("metadata", "thing-1.0.dist-info cannot be read"),
+        ("torn", "thing-1.0.dist-info cannot be read (its RECORD is torn"),
         ("python", "bin/python is missing"),
         ("site", "it has no site-packages"),
     ],
@@ -112,6 +115,8 @@ def test_damage_is_found(root, damage, words):
         (path / "bin" / "tool").unlink()
     elif damage == "metadata":
         (site / "thing-1.0.dist-info" / "METADATA").unlink()
+    elif damage == "torn":
+        (site / "thing-1.0.dist-info" / "RECORD").write_text('"' + "x\n" * 100_000)
     elif damage == "python":
         (path / "bin" / "python").unlink()
     else:
@@ -139,9 +144,11 @@ def run_state(root, **changes):
 def test_the_state_as_the_role_asks_for_it(root):
     facts = run_state(root)
     assert facts["current"] == "one"
-    assert facts["releases"] == [{"id": "one", "built": "2026-01-01", "healthy": False}]
+    assert facts["releases"] == [{"id": "one", "built": "2026-01-01", "healthy": ""}]
+    (root / "releases/one/healthy").write_text("2026-02-03T04:05:06Z\n")
+    assert run_state(root)["releases"] == [{"id": "one", "built": "2026-01-01", "healthy": "2026-02-03T04:05:06Z"}]
     (root / "releases/one/healthy").write_text("")
-    assert run_state(root)["releases"] == [{"id": "one", "built": "2026-01-01", "healthy": True}]
+    assert run_state(root)["releases"][0]["healthy"] == "0"
     assert facts["python"]["implementation"] == "cpython"
     assert facts["python"]["error"] == ""
     assert facts["free_bytes"] > 0
@@ -172,6 +179,15 @@ def test_a_release_is_in_use_while_a_process_has_one_of_its_files_mapped(root):
         found = state.in_use(str(root))
         process.communicate(b"\n")
     assert found == ["one"]
+
+
+def test_a_release_is_in_use_below_a_linked_root_too(root, tmp_path_factory):
+    link = tmp_path_factory.mktemp("opt") / "sglang"
+    link.symlink_to(root)
+    mapped = root / "releases" / "one" / "data"
+    mapped.write_bytes(bytes(4096))
+    with mapped.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert state.in_use(str(link)) == ["one"]
 
 
 def test_finish_rewrites_paths_and_modes(tmp_path):
@@ -278,6 +294,22 @@ def test_what_a_build_left_is_seen_and_tidied_up(root):
     assert run_state(root)["leftovers"] == []
     assert (root / "building").is_dir()
     assert (root / "releases" / "one").is_dir()
+
+
+def test_a_removal_that_is_interrupted_leaves_no_half_of_a_release(root, monkeypatch):
+    def killed(path):
+        raise OSError("killed")
+
+    (root / "building/one.old/lib").mkdir(parents=True)  # of an attempt before
+    with monkeypatch.context() as patched:
+        remove, calls = shutil.rmtree, []
+        patched.setattr(change.shutil, "rmtree", lambda path: killed(path) if calls else calls.append(remove(path)))
+        with pytest.raises(OSError, match="killed"):
+            change.remove({"root": str(root), "ids": ["one"]})
+    assert list((root / "releases").iterdir()) == []
+    assert state.leftovers(str(root)) == ["building/one.old"]
+    change.tidy({"root": str(root)})
+    assert state.leftovers(str(root)) == []
 
 
 def test_remove_takes_releases_with_their_logs_and_refuses_paths(root):

@@ -55,6 +55,9 @@ def test_a_changed_byte_of_the_engine_is_named(tmp_path: Path) -> None:
     (site / "sglang/srt/a.py").write_text("a = 2\n")
     altered = host_side.engine(str(tmp_path / "v/bin/python"), paths)["installs"][0]["altered"]
     assert altered == [["sglang/srt/a.py", "changed"]]
+    (site / "sglang-0.5.23.dist-info/RECORD").write_text('"' + row * 10_000)
+    altered = host_side.engine(str(tmp_path / "v/bin/python"), paths)["installs"][0]["altered"]
+    assert altered == [["sglang-0.5.23.dist-info/RECORD", "unreadable"]]
 
 
 def test_changed_files_of_an_editable_installation_are_counted(tmp_path: Path) -> None:

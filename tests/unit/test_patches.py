@@ -46,6 +46,24 @@ deleted file mode 100644
 """
 
 
+NEW_FILE = ADD_AND_REMOVE[: ADD_AND_REMOVE.index("diff --git a/python/sglang/srt/old.py")]
+RENAME = """\
+diff --git a/python/sglang/srt/old.py b/python/sglang/srt/older.py
+similarity index 100%
+rename from python/sglang/srt/old.py
+rename to python/sglang/srt/older.py
+"""
+LINK = """\
+diff --git a/sglang/link.py b/sglang/link.py
+new file mode 120000
+--- /dev/null
++++ b/sglang/link.py
+@@ -0,0 +1 @@
++/etc/hostname
+\\ No newline at end of file
+"""
+
+
 def make_wheel(folder):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sglang-0.5.23-py3-none-any.whl"
@@ -142,6 +160,41 @@ def test_patches_are_applied_one_after_the_other(tmp_path, wheel):
         patches.patched_files(wheel, both[::-1])
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (NEW_FILE, {"sglang/srt/new.py": b"fresh = True\n"}),
+        (RENAME, {"sglang/srt/old.py": None, "sglang/srt/older.py": b"gone = True\n"}),
+        (RENAME.replace("python/", ""), {"sglang/srt/old.py": None, "sglang/srt/older.py": b"gone = True\n"}),
+        (RENAME.replace("rename", "copy"), {"sglang/srt/older.py": b"gone = True\n"}),
+        # as diff.mnemonicPrefix names the two sides
+        (NEW_FILE.replace(" a/", " i/").replace(" b/", " w/"), {"sglang/srt/new.py": b"fresh = True\n"}),
+    ],
+)
+def test_diffs_of_the_repository_are_taken_as_they_are(tmp_path, wheel, text, expected):
+    assert patches.patched_files(wheel, [patch(tmp_path, "x.patch", text)]) == expected
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "/nowhere", "srt/old.py"])
+def test_a_patch_that_makes_a_link_is_refused(tmp_path, wheel, target):
+    with pytest.raises(EngineError, match=r"a patch makes sglang/link\.py a symbolic link"):
+        patches.patched_files(wheel, [patch(tmp_path, "x.patch", LINK.replace("/etc/hostname", target))])
+
+
+def test_git_of_whoever_runs_it_does_not_bend_a_patch(tmp_path, wheel, monkeypatch):
+    """As in a hook of a repository with settings of its own: git hands both on in the environment."""
+    spaces = patch(tmp_path, "x.patch", CHANGE.replace("[1, 29, 57]", "[1, 29, 57]   "))
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "repository")], check=True)
+    with (tmp_path / "repository/.git/config").open("a") as stream:
+        stream.write("[core]\n\tautocrlf = true\n")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "repository/.git"))
+    for name, value in (("COUNT", "1"), ("KEY_0", "apply.whitespace"), ("VALUE_0", "fix")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    (content,) = patches.patched_files(wheel, [spaces]).values()
+    assert content.endswith(b"    return [1, 29, 57]   \n")
+    assert b"\r" not in content
+
+
 def test_a_patch_of_something_else_than_the_package_is_refused(tmp_path, wheel):
     text = "--- /dev/null\n+++ b/sitecustomize.py\n@@ -0,0 +1 @@\n+import os\n"
     with pytest.raises(EngineError, match=r"changes sitecustomize\.py, which is no file of the package"):
@@ -212,6 +265,6 @@ def test_without_the_wheel_only_the_build_can_tell(tmp_path, wheel):
     assert patches.check("infer1", [entry(wrong)], tmp_path, lock(wheel), tmp_path / "empty") == []
 
 
-@pytest.mark.parametrize("entries", ["a.patch", None, ["a.patch"], 3])
+@pytest.mark.parametrize("entries", ["a.patch", None, ["a.patch"], 3, [{"file": "a.patch"}], [{"sha256": "0"}]])
 def test_other_types_are_found_elsewhere(tmp_path, wheel, entries):
     assert found(tmp_path, wheel, entries) == []

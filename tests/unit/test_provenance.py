@@ -123,9 +123,54 @@ def test_an_untouched_release_has_no_differences(release):
         (lambda site: (site / "thing.py").write_text("t = 2\n"), []),  # of other distributions sizes alone are compared
         (lambda site: (site / "thing-1.0.dist-info/RECORD").unlink(), [["thing-1.0.dist-info/RECORD", "unreadable"]]),
         (lambda site: os.mkfifo(site / "sglang/pipe"), [["sglang/pipe", "added"]]),
+        # a module without its source is imported like any other
+        (lambda site: (site / "sglang/srt/evil.pyc").write_bytes(b"x"), [["sglang/srt/evil.pyc", "added"]]),
+        # a directory that lies elsewhere may hold more than the engine's own files
+        (
+            lambda site: (site / "sglang/srt/models").symlink_to(
+                (site / "sglang/srt/models").rename(site.parent / "x")
+            ),
+            [["sglang/srt/models", "added"]],
+        ),
     ],
 )
 def test_every_difference_is_named(release, change, expected):
+    change(site_of(release))
+    assert host_side.differing(site_of(release)) == expected
+
+
+def edit_record(name, edit):
+    """A change of a distribution's RECORD, for the lists below."""
+
+    def change(site):
+        place = site / f"{name}-1.0.dist-info/RECORD"
+        place.write_bytes(edit(place.read_bytes()))
+
+    return change
+
+
+def sha512(content):
+    digest = base64.urlsafe_b64encode(hashlib.sha512(content).digest()).rstrip(b"=")
+    rows = f"{MODELS},sha512={digest.decode()},6\nsglang/__init__.py,,\n".encode()
+    return edit_record("sglang", lambda _: rows)
+
+
+TORN = ["sglang-1.0.dist-info/RECORD", "unreadable"]
+UNHASHED = ["sglang/__init__.py", "without a hash"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (edit_record("thing", lambda text: text.replace(b",6\n", b",\n")), []),  # a size may be left out
+        (edit_record("sglang", lambda text: text.replace(b"\n", b"\r\n") + b"\r\n"), []),
+        (sha512(b"a = 1\n"), [UNHASHED]),
+        (sha512(b"a = 2\n"), [UNHASHED, [MODELS, "changed"]]),
+        (edit_record("sglang", lambda text: text.replace(b"sha256=", b"sha000=")), [TORN]),
+        (edit_record("sglang", lambda text: b'"' + text + b"x\n" * 100_000), [TORN]),  # all of it is one field
+    ],
+)
+def test_records_as_others_write_them_and_torn_ones(release, change, expected):
     change(site_of(release))
     assert host_side.differing(site_of(release)) == expected
 
@@ -143,6 +188,10 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(release):
         ("sglang.egg-link", "/src/sglang/python\n.\n", ["/src/sglang/python"]),
         ("usercustomize.py", "", ["usercustomize.py"]),
         ("sitecustomize.py", "", ["sitecustomize.py"]),
+        ("sitecustomize.pyc", "", ["sitecustomize.pyc"]),
+        ("sitecustomize/__init__.py", "", ["sitecustomize"]),
+        ("usercustomize.cpython-311-x86_64-linux-gnu.so", "", ["usercustomize.cpython-311-x86_64-linux-gnu.so"]),
+        ("sitecustomized.py", "", []),
         ("__editable___sglang_finder.py", "", ["__editable___sglang_finder.py"]),
         ("sglang-1.0.dist-info/direct_url.json", '{"url": "file:///a%20b", "dir_info": {"editable": true}}', ["/a b"]),
         ("sglang-1.0.dist-info/direct_url.json", '{"url": "file:///x.whl", "archive_info": {}}', []),
@@ -151,14 +200,29 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(release):
     ],
 )  # fmt: skip
 def test_what_brings_code_from_elsewhere_is_named(release, name, text, expected):
+    (site_of(release) / name).parent.mkdir(exist_ok=True)
     (site_of(release) / name).write_text(text)
     assert [what for what, _ in installed.elsewhere(site_of(release))] == expected
 
 
 def test_system_packages_count_where_pyvenv_says_so(release):
-    assert host_side.virtual(release) == ("/usr/", False)
-    (release / "pyvenv.cfg").write_text("home = /opt/python3.11/bin\ninclude-system-site-packages = true\n")
-    assert host_side.virtual(release) == ("/opt/python3.11/", True)
+    assert host_side.virtual(release) == (("/usr/",), False)
+    (release / "pyvenv.cfg").write_text("home=/opt/python3.11/bin\nInclude-System-Site-Packages=TRUE\n")
+    assert host_side.virtual(release) == (("/opt/python3.11/",), True)
+
+
+def test_an_interpreter_that_is_a_link_has_its_libraries_beside_what_it_links_to(release, tmp_path):
+    (tmp_path / "python/bin").mkdir(parents=True)
+    (tmp_path / "python/bin/python3.11").write_text("")
+    (tmp_path / "local/bin").mkdir(parents=True)
+    (tmp_path / "local/bin/python3").symlink_to(tmp_path / "python/bin/python3.11")
+    (release / "bin").mkdir()
+    (release / "bin/python").symlink_to(tmp_path / "local/bin/python3")
+    (release / "pyvenv.cfg").write_text(f"home = {tmp_path}/local/bin\n")
+    bases, _ = host_side.virtual(release)
+    assert bases == (f"{tmp_path}/local/", f"{tmp_path}/python/")
+    assert not host_side.outside(f"{tmp_path}/python/lib/python3.11/lib-dynload/_csv.so", str(release), bases, ())
+    assert host_side.outside(f"{tmp_path}/other/x.so", str(release), bases, ())
 
 
 @pytest.mark.parametrize(
@@ -177,7 +241,7 @@ def test_system_packages_count_where_pyvenv_says_so(release):
 )
 def test_which_libraries_are_of_elsewhere(path, expected):
     writable = ("/var/cache/sglang/",)
-    assert host_side.outside(path, "/opt/sglang/releases/one", "/opt/python3.11/", writable) is expected
+    assert host_side.outside(path, "/opt/sglang/releases/one", ("/opt/python3.11/",), writable) is expected
 
 
 def test_a_process_is_looked_at_as_the_role_asks(release, tmp_path):

@@ -255,6 +255,8 @@ def test_a_release_says_that_it_was_healthy(place):
     place.record("A", at="2026-11-30T00:00:00Z")
     mark = place.root / "releases/A/healthy"
     assert (mark.read_text(), mark.stat().st_mode & 0o777) == ("2026-11-30T00:00:00Z\n", 0o644)
+    place.record("A", at="2026-12-01T00:00:00Z")  # it was gone back to
+    assert mark.read_text() == "2026-12-01T00:00:00Z\n"
     (place.root / "other").mkdir()
     sets.mark(place.root / "other", "x")
     assert list((place.root / "other").iterdir()) == []

@@ -463,8 +463,10 @@ def altered(path):
     info = pathlib.Path(path)
     try:
         return installed.altered(info.parent, info, "sglang")[:MOST_FILES]
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError):
+        return [[f"{info.name}/RECORD", "unreadable"]]
 
 
 def strays(own, given, paths):

@@ -8,7 +8,6 @@ Prints one JSON object: root, python, free_bytes, shared (null if there is no su
 in_use, release (null if there is none), leftovers.
 """
 
-import csv
 import fcntl
 import hashlib
 import json
@@ -24,6 +23,7 @@ from pivot.engines import installed
 ENGINE = "sglang"
 PROBE = "import json, platform, sys; print(json.dumps([sys.implementation.name, platform.python_version()]))"
 HEALTHY = "healthy"  # in a release's directory once a server of it has answered well
+SHORT = 100  # characters of a time
 SHOWN = 5  # problems of a kind that are listed one by one
 PATIENCE = 60  # seconds that a change gets to end which a killed run began
 
@@ -92,8 +92,17 @@ def record_of(path):
     return record if isinstance(record, dict) else None
 
 
+def healthy(path):
+    """When a server of a release was last found healthy, 0 where that is not told; empty when none ever was."""
+    try:
+        with open(os.path.join(path, HEALTHY), encoding="utf-8", errors="replace") as file:
+            return file.read(SHORT).strip() or "0"
+    except OSError:
+        return ""
+
+
 def releases(root):
-    """Every directory under releases: id, time of building (empty without a record), whether it was found healthy."""
+    """Every directory under releases: id, time of building (empty without a record), when it was found healthy."""
     try:
         names = sorted(os.listdir(os.path.join(root, "releases")))
     except OSError:
@@ -103,13 +112,13 @@ def releases(root):
         path = os.path.join(root, "releases", name)
         if os.path.isdir(path):
             built = str((record_of(path) or {}).get("built", ""))
-            found.append({"id": name, "built": built, "healthy": os.path.exists(os.path.join(path, HEALTHY))})
+            found.append({"id": name, "built": built, "healthy": healthy(path)})
     return found
 
 
 def in_use(root):
     """Ids of releases whose files a running process has mapped."""
-    prefix = os.path.join(root, "releases") + os.sep
+    prefix = os.path.realpath(os.path.join(root, "releases")) + os.sep  # as the kernel names them
     found = set()
     for pid in os.listdir("/proc"):
         if not pid.isdigit():
@@ -165,18 +174,17 @@ def name_and_version(dist_info):
 def lost_files(site, dist_info):
     """Files of a distribution's RECORD that are missing or, below site-packages, have another size; no bytecode."""
     lost = []
-    with open(os.path.join(dist_info, "RECORD"), encoding="utf-8", newline="") as file:
-        for name, _, size in csv.reader(file):
-            if name.endswith(".pyc"):
-                continue
-            try:
-                status = os.stat(os.path.join(site, name))
-            except OSError:
-                lost.append(name)
-                continue
-            # scripts are rewritten when the release moves to its place
-            if size and not name.startswith("..") and status.st_size != int(size):
-                lost.append(name)
+    for name, _, size in installed.rows(pathlib.Path(dist_info)):
+        if name.endswith(".pyc"):
+            continue
+        try:
+            status = os.stat(os.path.join(site, name))
+        except OSError:
+            lost.append(name)
+            continue
+        # scripts are rewritten when the release moves to its place
+        if size and not name.startswith("..") and status.st_size != int(size):
+            lost.append(name)
     return lost
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 MOST = 8  # sets
 KEY = re.compile(r"(?m)^((?:admin-)?api-key): (.*)\n")
-MARK = "healthy"  # in a release's directory: it served well, so that its removal is thought over
+MARK = "healthy"  # in a release's directory: when it served well, so that its removal is thought over
 
 
 def read(kept):
@@ -83,8 +83,8 @@ def record(given):
 
 
 def mark(release, text):
-    """Let the release itself say that it served well, where it is one of Pivot's."""
-    if (release / "release.json").is_file() and not (release / MARK).exists():
+    """Let the release itself say when it last served well, where it is one of Pivot's."""
+    if (release / "release.json").is_file():
         write(release / MARK, f"{text}\n", 0o644)
 
 

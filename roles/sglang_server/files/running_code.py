@@ -49,20 +49,25 @@ def mapped(pids):
     return sorted(found)
 
 
-def outside(path, release, base, writable):
+def outside(path, release, bases, writable):
     """Whether a mapped library is not of the release, the system or the base interpreter, nor made at run time."""
     if path.startswith((f"{release}/", *writable)):
         return False
     if "/site-packages/" in path or "/dist-packages/" in path:
         return True
-    return not path.startswith((*SYSTEM, base))
+    return not path.startswith((*SYSTEM, *bases))
 
 
 def virtual(release):
-    """What pyvenv.cfg says: the directory of the base installation, and whether its packages count too."""
-    said = dict(line.partition(" = ")[::2] for line in installed.lines(release / "pyvenv.cfg"))
-    base = str(Path(said.get("home", "/usr/bin")).parent)
-    return f"{base}/", said.get("include-system-site-packages", "").lower() == "true"
+    """What pyvenv.cfg says: directories of the base installation, and whether its packages count too.
+
+    The interpreter that it names may be a link to one whose libraries lie beside itself.
+    """
+    words = [line.partition("=")[::2] for line in installed.lines(release / "pyvenv.cfg")]
+    said = {name.strip().lower(): value.strip() for name, value in words}
+    named, real = Path(said.get("home", "/usr/bin")), (release / "bin/python").resolve().parent
+    bases = tuple(dict.fromkeys(f"{path.parent}/" for path in (named, real) if path != release / "bin"))
+    return bases, said.get("include-system-site-packages", "").lower() == "true"
 
 
 def modules(directory):
@@ -96,7 +101,7 @@ def look(pid, python, writable):
     elsewhere: [what, why]; variables: names.
     """
     release = Path(python).parent.parent
-    base, system = virtual(release)
+    bases, system = virtual(release)
     libraries = mapped(siblings(pid))
     own = [path for path in libraries if path.startswith(f"{release}/")]
     (site,) = [*release.glob("lib/python3*/site-packages"), Path("/nonexistent")][:1]
@@ -107,10 +112,10 @@ def look(pid, python, writable):
         "release": str(release),
         "begins": Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace"),
         "mapped": len([path for path in own if not path.endswith(" (deleted)")]),
-        "outside": [path for path in libraries if outside(path, str(release), base, writable)],
+        "outside": [path for path in libraries if outside(path, str(release), bases, writable)],
         "gone": [path.replace(" (deleted)", "") for path in own if path.endswith(" (deleted)")],
         "altered": differing(site),
-        "elsewhere": elsewhere + ([[base, "include-system-site-packages of pyvenv.cfg"]] if system else []),
+        "elsewhere": elsewhere + ([[bases[0], "include-system-site-packages of pyvenv.cfg"]] if system else []),
         "variables": [name for name in VARIABLES if name in given],
     }
 

@@ -16,23 +16,25 @@ import urllib.parse
 from pathlib import Path
 
 SMALL = 1 << 16  # bytes of a small file that are read
-# modules that Python imports at every start when they are there
-CUSTOM = ("sitecustomize.py", "usercustomize.py")
+# modules that Python imports at every start when they are there, as a file of any kind or a directory
+CUSTOM = ("sitecustomize", "usercustomize")
 
 
-def record(info: Path) -> list[tuple[str, str, int]]:
-    """The rows of a RECORD that name a hash: path relative to site-packages, sha256 as it stands there, size in bytes.
+def rows(info: Path) -> list[list[str]]:
+    """The rows of a RECORD: path relative to site-packages, hash as it stands there (algorithm=digest), size in bytes.
 
-    Left out are bytecode, and scripts outside of site-packages, which an installer rewrites. OSError or ValueError
-    when there is none that can be read.
+    Hash and size may be empty. OSError or ValueError when there is no RECORD that can be read.
     """
-    with (info / "RECORD").open(encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.reader(stream) if len(row) == 3]
-    return [
-        (path, digest.partition("=")[2], int(size))
-        for path, digest, size in rows
-        if digest.startswith("sha256=") and not path.startswith(("..", "/")) and not path.endswith(".pyc")
-    ]
+    try:
+        with (info / "RECORD").open(encoding="utf-8", newline="") as stream:
+            return [row for row in csv.reader(stream) if len(row) == 3]
+    except csv.Error as error:
+        raise ValueError(f"its RECORD is torn: {error}") from error
+
+
+def record(info: Path) -> list[list[str]]:
+    """The rows of a RECORD, as `rows`, without scripts outside of site-packages, which an installer rewrites."""
+    return [row for row in rows(info) if not row[0].startswith(("..", "/"))]
 
 
 def opened(path: Path) -> int:
@@ -44,9 +46,9 @@ def opened(path: Path) -> int:
     raise OSError(f"{path} is no regular file")
 
 
-def digest(path: Path) -> str:
-    """The sha256 of a file as RECORDs write it."""
-    found = hashlib.sha256()
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """The hash of a file as RECORDs write it; ValueError for an algorithm that nobody has."""
+    found = hashlib.new(algorithm)
     with os.fdopen(opened(path), "rb") as stream:
         while block := stream.read(1 << 20):
             found.update(block)
@@ -59,30 +61,40 @@ def altered(site: Path, info: Path, package: str = "", *, content: bool = True) 
     info: its .dist-info directory. package: the directory of site-packages in which nothing else may lie, e.g. sglang.
     content: whether files are read, or their sizes alone are compared.
     """
-    rows = record(info)
+    listed = record(info)
     found = []
-    for path, wanted, size in rows:
+    for path, told, size in listed:
+        if not told or path.endswith(".pyc"):
+            continue  # bytecode, and RECORD itself
         place = site / path
+        algorithm, _, wanted = told.partition("=")
         try:
-            same = place.stat().st_size == size and (not content or digest(place) == wanted)
+            same = not size or place.stat().st_size == int(size)
+            same = same and (not content or digest(place, algorithm) == wanted)
         except OSError:
             found.append([path, "missing"])
             continue
         if not same:
             found.append([path, "changed"])
     if package:
-        known = {path for path, _, _ in rows}
-        found += [[path, "added"] for path in files(site, package) if path not in known]
+        hashed = {path: bool(told) or path.endswith(".pyc") for path, told, _ in listed}
+        lying = [path for path in files(site, package) if not hashed.get(path)]
+        found += [[path, "without a hash" if path in hashed else "added"] for path in lying]
     return sorted(found)
 
 
 def files(site: Path, package: str) -> list[str]:
-    """The files below a package, relative to site-packages, without bytecode."""
+    """What lies below a package and is no directory of its own, relative to site-packages, without caches of bytecode.
+
+    A linked directory is one entry: what lies in it is not of this site-packages. Bytecode without a source is a module
+    like any other.
+    """
     found = []
     for parent, folders, names in os.walk(site / package):
         folders[:] = [name for name in folders if name != "__pycache__"]
         here = Path(parent).relative_to(site)
-        found += [str(here / name) for name in names if not name.endswith(".pyc")]
+        found += [str(here / name) for name in names]
+        found += [str(here / name) for name in folders if (site / here / name).is_symlink()]
     return found
 
 
@@ -96,7 +108,7 @@ def elsewhere(site: Path) -> list[list[str]]:
         if place:
             found.append([place, "editable installation of " + info.name.partition("-")[0]])
         try:
-            owned.update(path for path, _, _ in record(info) if "/" not in path)
+            owned.update(path.partition("/")[0] for path, told, _ in record(info) if told)
         except (OSError, ValueError):
             continue  # that the distribution is damaged is found where its files are looked at
     for path in sorted(site.glob("*")):
@@ -106,7 +118,7 @@ def elsewhere(site: Path) -> list[list[str]]:
             continue
         elif path.suffix == ".pth":
             found += [[line[:200], path.name] for line in lines(path)]
-        elif path.name in CUSTOM:
+        elif path.name.partition(".")[0] in CUSTOM:
             found.append([path.name, "imported at every start"])
         elif path.name.startswith("__editable__") and path.suffix == ".py":
             found.append([path.name, "finder of an editable installation"])

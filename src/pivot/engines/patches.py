@@ -28,11 +28,12 @@ from pivot.findings import Finding, Severity
 from pivot.places import file_at
 
 PACKAGE = "sglang"
-# where the package lies in SGLang's own repository, whose diffs are taken as they are
-REPOSITORY_PREFIX = "python/"
+# how diffs of SGLang's own repository, where the package lies in python/, name a file; they are taken as they are
+_OF_REPOSITORY = re.compile(rf"^(?:diff --git|---|\+\+\+) [a-z]/python/{PACKAGE}/", re.MULTILINE)
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 _FILE_MODE = 0o100644
-# of git's own settings none may bend what a patch means, and no repository around the scratch directory counts
+# of git's own settings none may bend what a patch means, and no repository counts: neither one around the scratch
+# directory nor that of a hook which runs this
 _GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"}
 
 
@@ -66,7 +67,9 @@ def check(subject: str, entries: object, root: Path, lock: engine.Lock, cache: P
     entries: the variable sglang_engine_patches; cache: of wheelhouses. Where no wheelhouse holds the locked wheel yet,
     whether the patches apply is found when it arrives, before anything is built.
     """
-    if not isinstance(entries, Sequence) or not all(isinstance(item, Mapping) for item in entries):
+    if not isinstance(entries, Sequence) or not all(
+        isinstance(item, Mapping) and item.keys() >= {"file", "sha256"} for item in entries
+    ):
         return []  # a type that is found where types are looked at
     try:
         patches = read(entries, root)
@@ -104,7 +107,9 @@ def patched_files(wheel: Path, patches: Sequence[Patch]) -> dict[str, bytes | No
             target.write_bytes(content)
         for patch, text in zip(patches, texts, strict=True):
             _apply(patch, text, Path(scratch), wheel)
-        found = sorted(path for path in Path(scratch).rglob("*") if path.is_file())
+        found = sorted(path for path in Path(scratch).rglob("*") if not path.is_dir() or path.is_symlink())
+        if links := [path.relative_to(scratch) for path in found if path.is_symlink()]:
+            raise EngineError(f"a patch makes {links[0]} a symbolic link, which no wheel can hold")
         after = {path.relative_to(scratch).as_posix(): path.read_bytes() for path in found}
     changes: dict[str, bytes | None] = {name: text for name, text in after.items() if before.get(name) != text}
     changes |= {name: None for name in before if name not in after}
@@ -115,8 +120,9 @@ def patched_files(wheel: Path, patches: Sequence[Patch]) -> dict[str, bytes | No
 
 def _apply(patch: Patch, text: str, place: Path, wheel: Path) -> None:
     """One patch, all of it or EngineError."""
-    strip = 2 if re.search(rf"^--- a/{REPOSITORY_PREFIX}{PACKAGE}/", text, re.MULTILINE) else 1
-    environment = {**os.environ, **_GIT, "GIT_CEILING_DIRECTORIES": str(place.parent)}
+    strip = 2 if _OF_REPOSITORY.search(text) else 1
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment = {**inherited, **_GIT, "GIT_CEILING_DIRECTORIES": str(place.parent)}
     command = ["git", "apply", f"-p{strip}", "--", str(patch.path.resolve())]
     try:
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)

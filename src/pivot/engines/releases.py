@@ -157,11 +157,12 @@ def release_problems(wanted: Release, release: Mapping[str, Any] | None) -> list
 def superseded(wanted_id: str, state: Mapping[str, Any], keep: int) -> tuple[str, ...]:
     """Releases to remove, oldest first: beyond the wanted one and the `keep` newest others, unless a process uses it.
 
-    The newest other that was found healthy stays whatever its age: it is what a rollback goes back to. The release that
+    The other that was last found healthy stays whatever its age: it is what a rollback goes back to. The release that
     is current before a switch counts as one of the others, so that a second run finds no more.
     """
     others = [item for item in state["releases"] if item["id"] != wanted_id]
     others.sort(key=lambda item: (item["built"], item["id"]))
     kept = {item["id"] for item in others[max(0, len(others) - keep) :]} | set(state["in_use"])
-    kept |= {item["id"] for item in [item for item in others if item["healthy"]][-1:]}
+    served = sorted((item for item in others if item["healthy"]), key=lambda item: str(item["healthy"]))
+    kept |= {item["id"] for item in served[-1:]}
     return tuple(item["id"] for item in others if item["id"] not in kept)
