@@ -123,10 +123,49 @@ LEAKS = {
     "windows": "password: Zq9-made-up\r\nport: 1\r\n",
     "arrow": "password -> Zq9-made-up",
     "walrus": "password := Zq9-made-up",
+    "hf oauth": "hf_oauth_Zq9MadeUpZq9MadeUp",
+    "hf organisation": "api_org_Zq9MadeUpZq9MadeUpZq9",
+    "yaml list at the same depth": "api_keys:\n- Zq9-made-up\n- Zq9-two\nport: 1",
+    "json list of lines": '{"api_keys": [\n  "Zq9-made-up",\n  "Zq9-two"\n], "x": 1}',
+    "variable set in python": "os.environ['HF_TOKEN'] = 'Zq9-made-up'",
+    "variable set in python, close": 'os.environ["WANDB_API_KEY"]="Zq9-made-up"',
+    "item of a mapping": "('HF_TOKEN', 'Zq9-made-up')",
+    "kubernetes": "- name: HF_TOKEN\n  value: Zq9-made-up\n",
+    "name and value": '{"name": "HF_TOKEN", "value": "Zq9 made up"}',
+    "cookie of curl": "curl -b 'session=Zq9-made-up; a=Zq9' https://h",
+    "cookie of curl, bare": "curl --cookie sid=Zq9-made-up https://h",
+    "ansible's": "ansible_become_pass: Zq9-made-up",
+    "ansible's by ssh": "ansible_ssh_pass='Zq9-made-up'",
+    "pass": "user=u pass=Zq9-made-up",
+    "pgp": "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nZq9lQOY\n-----END PGP PRIVATE KEY BLOCK-----",
+    "wireguard": "PresharedKey = Zq9madeup0123456789abcdefghijklmnopqrstuvw=",
+    "azure": "AccountName=x;AccountKey=Zq9AbCdEfGhIj==;EndpointSuffix=y",
+    "azure header": "Ocp-Apim-Subscription-Key: Zq9-made-up",
+    "signing key": "signing_key: Zq9-made-up",
+    "groq": "gsk_Zq9AbCdEfGhIjKlMnOpQrStUvWx",
+    "docker hub": "dckr_pat_Zq9AbCdEfGhIjKlMnOpQrStUv",
+    "gitlab runner": "glrt-Zq9madeup0123456789",
+    "slack app": "xapp-1-A0Zq9-1234567890123-abcdefZq9",
+    "google oauth": "ya29.Zq9AbCdEfGhIjKlMnOpQrStUvWx0123456",
+    "openai says": "Incorrect API key provided: Zq9-made-up. You can find yours",
+    "htpasswd": "u:$apr1$Zq9abcde$0123456789abcdefghijkl",
+    "jq in colours": '\x1b[32m"api_key"\x1b[39m: \x1b[33m"Zq9-made-up"\x1b[39m',
     "hash-rocket": ":password=>'Zq9-made-up'",
 }
 
 KEPT = [
+    "first_pass: full, pass: 3, forward_pass=extend",
+    "PASS: test_that_it_starts",
+    "bypass_cache=yes",
+    "api_key_env: HF_TOKEN",
+    "missing ['api_key', 'port']",
+    "name: tokenizer, value: kimi",
+    '{"name": "num_tokens", "value": 812}',
+    "draft_tokens[2] = 4",
+    "hf_quant_config.json",
+    "hf_overrides={}",
+    "gsk_x, glrt-, ya29.",
+    "sort keys:\n- name\n- size\nport: 1",
     "revision 54383e83fa343a1331754112fb9e3410c55efa2f",
     "sha256: 7b3bda11e04f4297bb7ed6c2e966304588de89934380ecaa28df0f91895a3327",
     '{"sha256": "7b3bda11e04f4297bb7ed6c2e966304588de89934380ecaa28df0f91895a3327", "revision": "54383e83"}',
@@ -213,8 +252,27 @@ def test_what_is_none_stays(text: str) -> None:
     assert Redactor().text(text) == text
 
 
+PVE_TOKEN = "01234567-89ab-cdef-0123-456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"full-tokenid":"root@pam!ci","info":{{"privsep":"0"}},"value":"{PVE_TOKEN}"}}',
+        f"│ full-tokenid │ root@pam!ci │\n├──────────────┼─────────────┤\n│ value        │ {PVE_TOKEN} │",
+    ],
+)
+def test_the_only_look_at_a_new_token_of_proxmox(text: str) -> None:
+    assert Redactor().text(text) == text.replace(PVE_TOKEN, MASK)
+
+
+def test_a_value_beside_its_name_in_data() -> None:
+    told = [{"name": "HF_TOKEN", "value": "x" * 9}, {"name": "HF_HOME", "value": "/x"}, {"name": 3, "value": 4}]
+    assert Redactor().data(told) == [{"name": "HF_TOKEN", "value": MASK}, *told[1:]]
+
+
 def test_lines_that_are_passed_over_are_those_without_a_place_for_a_secret() -> None:
-    batch = "[2026-11-29 10:00:00 TP0] Decode batch, #running-req: 1, #token: 812, cuda graph: True, gen throughput (token/s): 31.20, #queue-req: 0\n"
+    batch = "[2026-11-29 10:00:00 ATTN_CP0 TP0] Decode batch [4040], #running-req: 1, #token: 812, cuda graph: True, gen throughput (token/s): 31.20, #queue-req: 0\n"
     access = 'INFO:     127.0.0.1:5123 - "GET /v1/models HTTP/1.1" 200 OK\n'
     asked = 'INFO:     127.0.0.1:5123 - "GET /v1/models?api_key=Zq9-made-up HTTP/1.1" 200 OK\n'
     odd = "[2026-11-29 10:00:00] Decode batch, #running-req: 1, password: Zq9-made-up\n"

@@ -28,8 +28,8 @@ _SIGN = re.compile(r"=>|->|:=|[:=]")
 _COLOURS = r"(?:\x1b\[[0-9;]*m)*"
 _PAIR = re.compile(
     rf"""(?<!\#)(?P<dash>--)?[\d.-]*(?P<name>[A-Za-z_][\w.-]*)
-        (?P<sep>{_COLOURS}["'\\]*[ \t]*(?:{_SIGN.pattern})[ \t]*{_COLOURS}(?:[bu](?=["']))?(?=\S)
-        |:[ \t]*\r?\n[ \t]+(?:-[ \t]+)?(?=\S)(?!\S+:(?:\s|\Z))  # name:, and lines of its own
+        (?P<sep>{_COLOURS}["'\\]*\]?{_COLOURS}[ \t]*(?:{_SIGN.pattern})[ \t]*{_COLOURS}(?:[bu](?=["']))?(?=\S)
+        |:[ \t]*\r?\n(?:[ \t]+(?:-[ \t]+)?|-[ \t]+)(?=\S)(?!\S+:(?:\s|\Z))  # name:, and lines of its own
         |["'\\]*,[ \t]*b?(?=["'\\])                                   # ("name", "value")
         |["'\\]*,?[\s\0]+(?=\S))                                       # --name value
     """,
@@ -164,7 +164,11 @@ class Redactor:
     def data(self, value: object) -> object:
         """What JSON can hold, its texts masked, and what stands under a name that says secret; it stays JSON."""
         if isinstance(value, Mapping):
-            return {str(name): self._named(str(name), inner) for name, inner in value.items()}
+            named = str(value.get("name", ""))  # {"name": "HF_TOKEN", "value": …}
+            return {
+                str(name): self._named(named if name == "value" and named else str(name), inner)
+                for name, inner in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self.data(inner) for inner in value]
         return self.text(value) if isinstance(value, str) else value
@@ -260,6 +264,7 @@ def _named_spans(text: str) -> Iterator[tuple[int, int, str]]:
             continue
         separator = match.group("sep")
         signed = match.group("dash") or _SIGN.search(separator) or (separator == "\t" and kind == "sure")
+        signed = signed or ("," in separator and text[max(0, start - 2) : start] in ("('", '("'))
         if not signed and (kind != "header" or not separator.strip(" \t\"'\\bu")):
             continue
         begin, end = value_span(text, match, kind)
@@ -339,7 +344,8 @@ def value_span(text: str, match: re.Match[str], kind: str) -> tuple[int, int]:
     before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
     own_line = not match.group("dash") and re.fullmatch(r"[\s\-]*(?:export +)?", before) is not None
     if "\n" in match.group("sep"):
-        deeper = re.compile(rf"[^\n]*(?:\n[ \t]{{{len(before) + 1},}}[^\s][^\n]*)*").match(text, start)
+        item = rf"|\n{re.escape(before)}-[ \t][^\n]*" if match.group("sep").rstrip(" \t").endswith("\n-") else ""
+        deeper = re.compile(rf"[^\n]*(?:\n[ \t]{{{len(before) + 1},}}[^\s][^\n]*{item})*").match(text, start)
         skipped = not own_line or deeper is None or text.startswith(MASK, start)
         return start, start if skipped or deeper is None else deeper.end()
     opening = re.compile(r"(?:[A-Za-z_][\w.]{0,40}\()?(\\*)([\"'])").match(text, start)
@@ -356,7 +362,7 @@ def value_span(text: str, match: re.Match[str], kind: str) -> tuple[int, int]:
         indent = len(block.group("body")) - len(block.group("body").lstrip(" \t"))
         return block.start("body") + indent, block.end("body") - block.group("body").endswith("\n")
     if text.startswith("[", start):
-        found = re.compile(r"\[[^\]\n]*").match(text, start)
+        found = re.compile(r"\[[^\]\n]*(?:\n[ \t]*[\"'][^\]\n]*)*").match(text, start)
         return start + 1, found.end() if found else start
     if text[match.start() - 1 : match.start()] in ('"', "'") and not match.group("sep").startswith(('"', "'")):
         stop = re.compile(rf"[^\n{text[match.start() - 1]}]*")  # "NAME=value with spaces", quoted as a whole

@@ -18,6 +18,11 @@ _SURE_PAIRS = frozenset(
         ("private", "key"),
         ("auth", "key"),
         ("encryption", "key"),
+        ("signing", "key"),
+        ("hmac", "key"),
+        ("preshared", "key"),
+        ("subscription", "key"),
+        ("account", "key"),
     }
 )
 _HEADERS = frozenset({"authorization", "proxyauthorization", "cookie", "setcookie", "xapikey", "csrfpreventiontoken"})
@@ -60,8 +65,25 @@ _TEXT_TOKENS = frozenset(
         "one",
     }
 )
+_TURNS = frozenset({"forward", "backward", "first", "second", "last", "one", "two", "single", "per", "each"})
 _PATH_ENDINGS = frozenset(
-    {"file", "path", "dir", "directory", "name", "sock", "type", "length", "py", "yml", "yaml", "json", "txt", "log"}
+    {
+        "file",
+        "path",
+        "dir",
+        "env",
+        "directory",
+        "name",
+        "sock",
+        "type",
+        "length",
+        "py",
+        "yml",
+        "yaml",
+        "json",
+        "txt",
+        "log",
+    }
 )
 
 
@@ -69,7 +91,7 @@ _PATH_ENDINGS = frozenset(
 def secret_name(name: str) -> str:
     """What a variable, option or header of this name holds: "" (nothing secret), "sure", "token" or "header".
 
-    "token" is secret unless its value is a number: ``token: 812`` counts tokens of text.
+    "token" is secret unless its value is a number: ``token: 812`` counts tokens of text, ``pass: 3`` passes.
     """
     flat = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     words = [word for word in re.split(r"[_.\-]+", flat.lower()) if word]
@@ -79,9 +101,18 @@ def secret_name(name: str) -> str:
         return "header"
     if _sure(words):
         return "sure"
-    if words == ["ticket"] or (words[-1] == "token" and not _TEXT_TOKENS.intersection(words[-2:-1])):
+    if (
+        words == ["ticket"]
+        or _is_pass(words, name)
+        or (words[-1] == "token" and not _TEXT_TOKENS.intersection(words[-2:-1]))
+    ):
         return "token"
     return "sure" if name == name.upper() and len(words) > 1 and words[-1] in _ENV_LAST else ""
+
+
+def _is_pass(words: list[str], name: str) -> bool:
+    """Whether it is a password's name, such as ansible_ssh_pass, and not that of a test or a turn."""
+    return words[-1] == "pass" and (name.islower() if len(words) == 1 else words[-2] not in _TURNS)
 
 
 def _sure(words: list[str]) -> bool:

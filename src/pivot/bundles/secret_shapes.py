@@ -21,8 +21,8 @@ def _shape(hints: str, pattern: str, replacement: str = "{}") -> tuple[tuple[str
 
 SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     _shape(
-        "KEY-----",
-        r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)(?:.|\n)*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+        "KEY-----|BLOCK-----",
+        r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?:.|\n)*?(-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
         r"\g<1>{}\g<2>",
     ),
     # the end of one whose beginning was cut off
@@ -31,7 +31,7 @@ SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
         r"(?:^(?:\S+ \S+ \S+: )?[A-Za-z0-9+/=]{16,}\r?\n)+(?=(?:\S+ \S+ \S+: )?-----END [A-Z ]*PRIVATE KEY)",
         "{}\n",
     ),
-    _shape("hf_", r"\bhf_[A-Za-z0-9]{16,}"),
+    _shape("hf_|api_org_", r"\b(?:hf_(?:oauth_|jwt_)?|api_org_)[A-Za-z0-9]{16,}"),
     _shape("sk-|rk-|pk-", r"\b(?:sk|rk|pk)-[A-Za-z0-9_-]{20,}"),
     _shape("_live_|_test_", r"\b(?:sk|rk|pk|whsec)_(?:live|test)_[A-Za-z0-9]{16,}"),
     _shape(
@@ -42,6 +42,10 @@ SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
         "AIza|nvapi-|npm_|pypi-|hvs.|hvb.|AGE-SECRET",
         r"\b(?:AIza[\w-]{30,}|nvapi-[\w-]{20,}|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{20,}|hv[sb]\.[\w-]{20,}"
         r"|AGE-SECRET-KEY-1[A-Z0-9]{20,})",
+    ),
+    _shape(
+        "gsk_|dckr_pat_|glrt-|xapp-|tskey-|ya29.|GOCSPX-",
+        r"\b(?:gsk_|dckr_pat_|glrt-|xapp-|tskey-|ya29\.|GOCSPX-)[\w.-]{16,}",
     ),
     _shape("hooks.slack", r"(hooks\.slack\.com/services/)[\w/]+", r"\g<1>{}"),
     _shape("AKIA|ASIA", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
@@ -69,13 +73,22 @@ SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     _shape("</", rf"(?i)(<\w*{_NAMES}\w*>)[^<\n]+(?=</)", r"\g<1>{}"),
     _shape('"auth"', r"(\"auth\"\s*:\s*\")[A-Za-z0-9+/=]{8,}", r"\g<1>{}"),
     _shape("curl", r"(\bcurl\b[^\n]*?\s(?:-u|--user)[ =]?[\"']?[^\s:\"']+:)[^\s\"']+", r"\g<1>{}"),
+    _shape("curl", r"(\bcurl\b[^\n]*?\s(?:-b|--cookie)[ =]?(?:\"|(')|))(?!<)(?(2)[^'\n]+|[^\s\"']+)", r"\g<1>{}"),
     _shape("sshpass|mysql", r"(\bsshpass\s+-p\s*[\"']?|\bmysql\w*\b[^\n]*?\s-p[\"']?)[^\s\"']+", r"\g<1>{}"),
     _shape("login", r"(\blogin\s+\S+\s+password\s+)[^\s<]\S*|(\bwandb login )(?![-<])\S+", r"\g<1>\g<2>{}"),
-    _shape("$6$|$5$|$1$|$y$|$2a$|$2b$|$2y$", r"\$(?:[156y]|2[aby])\$[^\s:\"'<]{12,}"),
+    _shape("$6$|$5$|$1$|$y$|$2a$|$2b$|$2y$|$apr1$", r"\$(?:[156y]|apr1|2[aby])\$[^\s:\"'<]{12,}"),
+    # a variable's name, and its value beside it
+    _shape(
+        "value",
+        rf"(?i)(\bname[\"']?\s*[:=]\s*[\"']?\w{{0,60}}{_NAMES}[\"']?\s*,?\s*[\"']?value[\"']?\s*[:=]\s*(?:([\"'])|))(?!<)"
+        r"(?(2)[^\"'\n]+|[^\s\"',}}]+)",
+        r"\g<1>{}",
+    ),
+    _shape("full-tokenid", r"(\bfull-tokenid\b(?:.|\n){0,400}?\bvalue\b\W{1,40})[0-9a-f-]{36}", r"\g<1>{}"),
     # a name in words, and a value that is no word
     _shape(
         "pi key|PI key|PI Key|assword|assphrase",
-        rf"(?i)(\b(?:api key|password|passphrase)(?: is)?:? (?:is )?){_MIXED}[\w.~+/=-]{{8,}}",
+        rf"(?i)(\b(?:api key|password|passphrase)(?: (?:is|provided))?:? (?:is )?){_MIXED}[\w.~+/=-]{{8,}}",
         r"\g<1>{}",
     ),
 )
@@ -87,14 +100,19 @@ REQUEST = re.compile(
 
 # Lines of which serving logs are full, to the last letter of what a secret could hide in: they are passed over, several
 # at once, because looking for every shape in them would take most of the time
-_WHEN = r"(?:[\w:.+-]+ [\w.-]+ [\w.@-]+\[\d+\]: )?(?:\[[\d :.,A-Z-]+\] )?"
-_BATCH = r"(?:Decode|Prefill) batch(?:, #?[a-zA-Z][a-zA-Z ()/-]{0,40}: (?:[\d.]+|True|False))+"
+_WHEN = r"(?:[\w:.+-]+ [\w.-]+ [\w.@-]+\[\d+\]: )?(?:\[[\d :.,A-Z_-]+\] )?"
+_BATCH = r"(?:Decode|Prefill) batch(?: \[\d+\])?(?:, #?[a-zA-Z][a-zA-Z. ()/-]{0,40}: (?:[\d.]+|True|False))+"
 _ACCESS = r"INFO: +[\d.]+:\d+ - \"[A-Z]+ /[a-z0-9_/]{0,60} HTTP/1\.\d\" \d{3} [A-Za-z ]+"
 _CHANNEL = (
     r"[\w.-]+:\d+:\d+ \[\d+\] NCCL INFO Channel \d+/\d+ : \d+\[\d+\] -> \d+\[\d+\](?: \[\w+\])? via [A-Za-z0-9/]+"
 )
 _RUN = re.compile(rf"(?:{_WHEN}(?:{_BATCH}|{_ACCESS}|{_CHANNEL})\r?\n)+")
-_IN_RUNS = (" batch, #", ' HTTP/1.1" 200 OK', " NCCL INFO Channel ")  # one of these stands in each of their lines
+_IN_RUNS = (
+    " batch, #",
+    " batch [",
+    ' HTTP/1.1" 200 OK',
+    " NCCL INFO Channel ",
+)  # one of these stands in each of their lines
 
 
 def ordinary(text: str) -> Iterator[tuple[int, int]]:
