@@ -44,14 +44,14 @@ def running(layout: Layout) -> int | None:
     return pid if isinstance(pid, int) and start_time(pid) == state.get("started") else None
 
 
-def answers(layout: Layout, port: int) -> bool:
+def answers(layout: Layout, port: int, seconds: float = 5) -> bool:
     """Whether the API answers over TLS with this lab's certificate (401: nobody is logged in here)."""
     direct = urllib.request.build_opener(  # a proxy of the environment is not for loopback
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(layout.ca))),
     )
     try:
-        with direct.open(f"https://127.0.0.1:{port}/api2/json/version", timeout=5):
+        with direct.open(f"https://127.0.0.1:{port}/api2/json/version", timeout=seconds):
             return False  # an API that answers without a login is not ours
     except urllib.error.HTTPError as error:
         return error.code == 401

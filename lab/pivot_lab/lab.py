@@ -124,7 +124,8 @@ def up(layout: Layout) -> None:
         credentials.ensure_secrets(layout)
         renewed = credentials.ensure_certificates(layout)
         fresh = False
-        if daemon.running(layout) is None or renewed or not daemon.answers(layout, port):
+        # one that is only busy must not lose the tasks it is at
+        if daemon.running(layout) is None or renewed or not daemon.answers(layout, port, seconds=60):
             daemon.stop(layout)
             port = _free_port_again(layout, port)
             node.prepare(layout)
