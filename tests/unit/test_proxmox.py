@@ -178,10 +178,25 @@ def test_sizes(text, gib):
         ({"cpulimit": "2.0", "cores": "4"}, {"cpulimit": 2, "cores": 4}),
         ({"description": "a\n\nb\n"}, {"description": "a\n\nb"}),
         ({"net0": "name=eth0,host-managed=0"}, {"net0": "name=eth0,hwaddr=A,type=veth"}),
+        ({"dev0": "mode=0666,/dev/nvidia0"}, {"dev0": "/dev/nvidia0,mode=0666"}),  # the path may stand anywhere
+        ({"net0": "name=eth0,,ip=dhcp, "}, {"net0": "name=eth0,hwaddr=A,ip=dhcp,type=veth"}),
+        ({"startup": "up=5,2"}, {"startup": "order=2,up=5"}),
+        ({"onboot": "1", "protection": "0"}, {"onboot": 1.0, "protection": "off"}),
+        ({"onboot": "1"}, {"onboot": True}),
+        ({"unprivileged": "1"}, {"unprivileged": 1.0}),
+        ({"cpulimit": "0", "console": "1", "tty": "2", "cmode": "tty"}, {}),
+        ({"description": "", "tags": ""}, {"description": None, "tags": ""}),
+        ({"features": "nesting=1,mount=nfs;cifs"}, {"features": "mount=cifs;nfs,nesting=1"}),
+        ({"mp0": "/srv,mp=/srv,mountoptions=nodev;noatime"}, {"mp0": "/srv,mp=/srv,mountoptions=noatime;nodev"}),
+        ({"mp0": "fast:1.1,mp=/m"}, {"mp0": "fast:vm-1-disk-1,mp=/m,size=1126M"}),  # whole MiB are made
+        ({"mp0": "fast:1024,mp=/m"}, {"mp0": "fast:vm-1-disk-1,mp=/m,size=1T"}),
+        ({"mp0": "fast:0,mp=/m"}, {"mp0": "fast:1/vm-1-disk-1.subvol,mp=/m,size=0T"}),
+        ({"rootfs": "ct:8.3"}, {"rootfs": "ct:vm-1-disk-0,size=8499M"}),
     ],
 )
 def test_what_says_the_same_is_no_difference(wanted, actual):
-    assert not proxmox.plan("infer", wanted, actual).changes
+    plan = proxmox.plan("infer", wanted, actual)
+    assert (plan.changes, plan.findings) == (False, ())
 
 
 @pytest.mark.parametrize(
@@ -201,12 +216,16 @@ def test_what_says_the_same_is_no_difference(wanted, actual):
         ({"cpulimit": "2.5"}, {"cpulimit": 2}),
         ({"description": " a"}, {"description": "a\n"}),
         ({"tags": "a"}, {"tags": "a;b"}),
+        ({"onboot": "0"}, {"onboot": 1.0}),
+        ({"features": "mount=nfs"}, {"features": "mount=nfs;cifs"}),
+        # an allocation that failed is still pending: it is asked for again, and is no volume
+        ({"mp0": "fast:700,mp=/models"}, {"mp0": "fast:700,mp=/models"}),
     ],
 )
 def test_a_real_difference_is_one_key_to_send_and_no_other(wanted, actual):
     plan = proxmox.plan("infer", wanted, {"hostname": "infer", "memory": 512, **actual})
     assert plan.set == wanted
-    assert plan.delete == ()
+    assert plan.delete == plan.findings == ()
 
 
 def test_an_emptied_value_is_deleted_and_never_sent_empty():
@@ -324,6 +343,9 @@ ROOT_KEYS = {"dev0": "/dev/nvidia0", "features": "nesting=1,fuse=1", "mp0": "/sr
         ({"features": "nesting=1", "unprivileged": "1"}, None, []),
         ({"features": "nesting=1", "unprivileged": "0"}, None, ["features"]),  # all of a privileged one
         ({"features": "nesting=1"}, {"features": ""}, ["features"]),
+        # Proxmox compares what is written, so that a flag of 0 which goes away is a change
+        ({"features": "nesting=1"}, {"features": "keyctl=0", "unprivileged": 1.0}, ["features"]),
+        ({"features": "nesting=1"}, {"features": "nesting=0", "unprivileged": 1.0}, []),
         ({"mp0": "fast:700,mp=/models"}, None, []),
         ({"memory": "1", "net0": "name=eth0"}, None, []),
     ],

@@ -17,8 +17,9 @@ from pivot.pve.proxmox_values import (
     equal,
     family,
     new_volume,
-    normalised,
     parse_properties,
+    spelt,
+    switched_on,
     to_send,
     volume,
     words,
@@ -79,7 +80,7 @@ def plan(subject: str, wanted: Mapping[str, str], actual: Mapping[str, Any], rem
     subject: how findings name the container. wanted and actual: configuration keys as Proxmox names them.
     remove: keys that shall not be there.
     """
-    current = {key: str(value) for key, value in actual.items() if key != "lxc"}
+    current = {key: str(value) for key, value in actual.items() if key != "lxc" and value is not None}
     managed = {key: value for key, value in wanted.items() if key not in CREATE_ONLY}
     differing = {k: to_send(k, v, current.get(k, "")) for k, v in managed.items() if not _satisfied(k, v, current)}
     changed = {k: v for k, v in differing.items() if v}
@@ -115,8 +116,8 @@ def _satisfied(key: str, value: str, current: Mapping[str, str]) -> bool:
 
 def _unprivileged(subject: str, wanted: Mapping[str, str], current: Mapping[str, str]) -> list[Finding]:
     """An existing container stays as privileged as it was made."""
-    is_now = current.get("unprivileged", "0")
-    if wanted.get("unprivileged", is_now) == is_now:
+    is_now = str(int(switched_on(current.get("unprivileged"))))
+    if switched_on(wanted.get("unprivileged", is_now)) == switched_on(is_now):
         return []
     return [
         Finding(
@@ -207,15 +208,16 @@ def root_only_of_plan(plan: Plan, actual: Mapping[str, Any]) -> list[str]:
 def _needs_root(key: str, after: str, actual: Mapping[str, Any] | None, wanted: Mapping[str, str]) -> bool:
     kind, before = family(key), str((actual or {}).get(key, ""))
     if kind == "features":
-        privileged = str((wanted if actual is None else actual).get("unprivileged", "0")) == "0"
-        return privileged or _beyond_nesting(before) != _beyond_nesting(after)
+        unprivileged = switched_on((wanted if actual is None else actual).get("unprivileged"))
+        return not unprivileged or _beyond_nesting(before) != _beyond_nesting(after)
     if kind == "mp":
         return _path_mount(key, before) or _path_mount(key, after)
     return kind in ("dev", "hookscript")
 
 
 def _beyond_nesting(value: str) -> dict[str, str]:
-    return {name: text for name, text in normalised("features", value).items() if name != "nesting"}
+    """Other flags as they are written, since Proxmox compares that: one of 0 that goes away is a change to it."""
+    return {name: text for name, text in spelt("features", value).items() if name != "nesting"}
 
 
 def _path_mount(key: str, value: str) -> bool:

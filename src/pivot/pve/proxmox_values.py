@@ -15,6 +15,11 @@ DEFAULTS = {
     "swap": "512",
     "onboot": "0",
     "protection": "0",
+    "unprivileged": "0",
+    "cpulimit": "0",
+    "console": "1",
+    "tty": "2",
+    "cmode": "tty",
     "features": "",
     "tags": "",
     "description": "",
@@ -26,12 +31,15 @@ FIELD_DEFAULTS: dict[str, dict[str, str]] = {
     "mp": {"backup": "0", "ro": "0", "shared": "0", "quota": "0", "replicate": "1", "acl": "0", "mountoptions": ""},
     "net": {"firewall": "0", "link_down": "0", "host-managed": "0"},
 }
-# the first field of these values may stand without its key
+# one field of these values may stand without its key
 DEFAULT_FIELD = {"dev": "path", "mp": "volume", "rootfs": "volume", "startup": "order"}
 # fields that the server adds by itself when a wanted value has none
 SERVER_FIELDS = {"net": frozenset({"hwaddr", "type"}), "mp": frozenset({"size"})}
-# values that are numbers, and lists whose order counts or does not
-NUMBERS = frozenset({"cores", "cpulimit", "cpuunits", "memory", "swap"})
+# fields that are lists whose order says nothing
+UNORDERED = frozenset({"mount", "mountoptions", "trunks"})
+# values that are numbers, switches, and lists whose order counts
+NUMBERS = frozenset({"cores", "cpulimit", "cpuunits", "memory", "swap", "tty"})
+SWITCHES = frozenset({"console", "onboot", "protection", "unprivileged"})
 ORDERED = frozenset({"nameserver", "searchdomain"})
 PROPERTY_STRINGS = frozenset({"dev", "features", "mp", "net", "startup"})
 _FAMILY = re.compile(r"^(dev|mp|net)\d+$")
@@ -53,23 +61,35 @@ def words(text: str) -> list[str]:
 def parse_properties(key: str, value: str) -> dict[str, str]:
     """A property string as a mapping, e.g. ``/dev/nvidia0,mode=0666`` of dev0 → {path: …, mode: …}."""
     fields: dict[str, str] = {}
-    for index, part in enumerate(str(value).split(",")):
-        name, separator, text = part.partition("=")
-        if not separator:
-            default = DEFAULT_FIELD.get(family(key)) if index == 0 else None
-            fields[default or name] = part if default else ""
-        else:
-            fields[name.strip()] = text.strip()
+    for part in str(value).split(","):
+        name, separator, text = (piece.strip() for piece in part.partition("="))
+        default = DEFAULT_FIELD.get(family(key))
+        if separator:
+            fields[name] = text
+        elif name and default:
+            fields.setdefault(default, name)
+        elif name:
+            fields[name] = ""
     return fields
+
+
+def spelt(key: str, value: str) -> dict[str, str]:
+    """A property string as a mapping, its values in one spelling."""
+    fields = {name: _BOOLEAN.get(text.lower(), text) for name, text in parse_properties(key, value).items()}
+    return fields | ({"hwaddr": fields["hwaddr"].upper()} if "hwaddr" in fields else {})
 
 
 def normalised(key: str, value: str) -> dict[str, str]:
     """A property string as a mapping without the fields that say what holds anyhow."""
-    defaults = FIELD_DEFAULTS.get(family(key), {})
-    fields = {name: _BOOLEAN.get(text.lower(), text) for name, text in parse_properties(key, value).items()}
-    if "hwaddr" in fields:
-        fields["hwaddr"] = fields["hwaddr"].upper()
-    return {name: text for name, text in fields.items() if defaults.get(name) != text and name}
+    fields, defaults = spelt(key, value), FIELD_DEFAULTS.get(family(key), {})
+    fields |= {name: ";".join(sorted(words(fields[name]))) for name in UNORDERED & fields.keys()}
+    return {name: text for name, text in fields.items() if defaults.get(name) != text}
+
+
+def switched_on(value: object) -> bool:
+    """Whether a switch is on, however it is written: 1, 1.0, "1", true, on or yes."""
+    text = str(value).lower()
+    return _number(_BOOLEAN.get(text, text)) == 1
 
 
 def static_address(config: Mapping[str, str]) -> str | None:
@@ -79,9 +99,9 @@ def static_address(config: Mapping[str, str]) -> str | None:
 
 
 def size_gib(text: str) -> float | None:
-    """``700G`` or ``8`` (GiB) as GiB, None when it is no size."""
+    """``700G`` or ``8`` (GiB) as GiB, cut to whole MiB as Proxmox does; None when it is no size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)
-    return float(match.group(1)) * _SIZE[match.group(2)] if match else None
+    return int(float(match.group(1)) * _SIZE[match.group(2)] * 1024) / 1024 if match else None
 
 
 def new_volume(key: str, value: str) -> tuple[str, float] | None:
@@ -92,10 +112,13 @@ def new_volume(key: str, value: str) -> tuple[str, float] | None:
 
 
 def volume(key: str, value: str) -> tuple[str, float | None] | None:
-    """Storage and GiB (None where it is not said) of an existing volume, None for a path of the node or nothing."""
+    """Storage and GiB (None where it is not said) of an existing volume; None for a path of the node, for nothing, and
+    for one that shall still be made, which stays pending where that failed."""
     fields = parse_properties(key, value)
     storage, separator, _ = fields.get("volume", "").partition(":")
-    return (storage, size_gib(fields.get("size", ""))) if separator and not storage.startswith("/") else None
+    if not separator or storage.startswith("/") or new_volume(key, value):
+        return None
+    return storage, size_gib(fields.get("size", ""))
 
 
 def equal(key: str, wanted: str, actual: str) -> bool:
@@ -108,6 +131,8 @@ def equal(key: str, wanted: str, actual: str) -> bool:
         return words(wanted) == words(actual)
     if key in NUMBERS:
         return _number(wanted) == _number(actual)
+    if key in SWITCHES:
+        return switched_on(wanted) == switched_on(actual)
     return _fields_equal(key, wanted, actual) if family(key) in PROPERTY_STRINGS else wanted == actual
 
 
@@ -147,7 +172,8 @@ def to_send(key: str, wanted: str, actual: str = "") -> str:
     """
     kind = family(key)
     if kind == "features":
-        return ",".join(f"{name}={text}" for name, text in normalised(key, wanted).items())
+        says = normalised(key, wanted)
+        return ",".join(f"{name}={text}" for name, text in spelt(key, wanted).items() if name in says)
     if kind == "net" and "hwaddr" not in parse_properties(key, wanted):
         address = parse_properties(key, actual).get("hwaddr")
         return f"{wanted},hwaddr={address}" if address else wanted
