@@ -458,8 +458,39 @@ def test_every_failed_task_of_the_recordings_is_one_sentence():
     failed = {name: result for name, result in ended.items() if not re.match(r"OK$|WARNINGS: \d+$", result)}
     assert failed.keys() == FAILED_TASKS.keys()
     for name, result in failed.items():
-        finding = task_failed("infer", "vzcreate", result, "")
+        finding = task_failed("infer", "vzcreate", result, [])
         assert (finding.code, FAILED_TASKS[name][1] in finding.message) == (FAILED_TASKS[name][0], True)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "errors", "code", "words"),
+    [
+        (400, "Parameter verification failed.", {"memory": "unable to hotplug memory: unable to set memory.max\n"},
+         "PVE-RESTART-NEEDED", "unable to hotplug memory"),
+        (400, "Parameter verification failed.",
+         {"mp0": "unable to apply pending change mp0 : lvcreate 'fast/vm-1' error: insufficient free space: 1 extents"},
+         "PVE-STORAGE-FULL", "insufficient free space"),
+        (400, "Parameter verification failed.", {"mp0": "unable to apply pending change mp0 : zfs error: cannot create"},
+         "PVE-NOT-APPLIED", "cannot create"),
+        (500, "storage 'fast' is disabled", None, "PVE-STORAGE", "is disabled"),
+        (500, "storage 'fast' is not available on node 'pve1'", None, "PVE-STORAGE", "not available on node"),
+        (500, "storage 'local' does not allow content type 'rootdir' (Container)", None, "PVE-STORAGE", "rootdir"),
+        (500, "unable to open file '/etc/pve/nodes/pve1/lxc/301.conf.tmp.77' - Permission denied\n", None,
+         "PVE-NO-QUORUM", "301.conf.tmp.77"),
+        (403, "Permission check failed (/vms/101, VM.Config.Disk|VM.Config.CPU)", None, "PVE-FORBIDDEN", "a privilege"),
+        (403, "Permission check failed (/, Sys.Modify for modifying tag 'gpu')", None, "PVE-FORBIDDEN", "a privilege"),
+        (403, "Permission check failed (mount point type device is only allowed for root@pam)", None,
+         "PVE-ROOT-ONLY", "bind mounts"),
+        (500, "CT is locked (backup)\n", None, "PVE-LOCKED", "(backup)"),
+        (599, "Too many redirections", None, "PVE-NODE-OFFLINE", "Too many"),
+        (500, "can't update CT 101 drive 'mp0' - protection mode enabled\n", None, "PVE-PROTECTED", "drive 'mp0'"),
+    ],
+)  # fmt: skip
+def test_what_the_sources_say_is_one_sentence_too(status, reason, errors, code, words):
+    finding = explain("infer", status, reason, errors)
+    assert (finding.code, words in finding.message) == (code, True)
+    assert "\n" not in finding.message
+    assert finding.fix
 
 
 @pytest.mark.parametrize(
@@ -496,7 +527,7 @@ def test_a_field_is_named_by_the_variable_that_sets_it():
     ],
 )  # composed from the sources and from reports, not recorded
 def test_a_failed_task_is_one_sentence_with_its_cause(result, code):
-    finding = task_failed("infer", "vzstart", result, "one line\nTASK ERROR")
+    finding = task_failed("infer", "vzstart", result, ["one line", "TASK ERROR"])
     assert finding.code == code
     assert "\n" not in finding.message
 

@@ -33,6 +33,33 @@ def test_an_address_is_in_use_where_port_22_answers_or_refuses(outcome, used, mo
 
 
 @pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("certificate verify failed: unable to get local issuer certificate", "not signed by the authority"),
+        ("certificate verify failed: Hostname mismatch, certificate is not valid for 'pve'.", "made for other names"),
+        ("certificate verify failed: IP address mismatch, certificate is not valid for '192.0.2.1'.", "other names"),
+        ("certificate verify failed: certificate has expired", "has expired"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "answers without TLS"),
+    ],
+)
+def test_what_is_wrong_with_a_certificate_is_told_apart(said, words):
+    with pytest.raises(ApiError) as caught, translated("llm01", "pve1:8006"):
+        raise requests.exceptions.SSLError(said)
+    assert caught.value.finding.code == "PVE-CERTIFICATE"
+    assert words in caught.value.finding.message
+    assert "pve1:8006" in caught.value.finding.message
+
+
+def test_a_failed_task_is_explained_by_any_line_of_its_log():
+    log = [f"tar: ./usr/lib/{number}: Cannot write: No space left on device" for number in range(3)]
+    log += ["tar: Exiting with failure status due to previous errors"] * 3 + ["  Logical volume removed.", "TASK ERROR: x"]
+    with pytest.raises(ApiError) as caught:
+        Container(Scripted(task("command 'tar' failed: exit code 2", *log)), "pve1", 101).wait("UPID:x")
+    assert caught.value.finding.code == "PVE-STORAGE-FULL"
+    assert caught.value.finding.message.count("tar: ") == 1 + 2  # the line that says why, and the last ones
+
+
+@pytest.mark.parametrize(
     ("raised", "code"),
     [
         (requests.exceptions.SSLError("self-signed"), "PVE-CERTIFICATE"),
@@ -172,6 +199,13 @@ def test_field_case_b04_another_owner_is_not_adopted_and_named():
     assert len(posts(session)) == 1
 
 
+def test_a_container_that_is_still_made_has_a_lock_and_no_name_yet():
+    made = {"lock": "create", "digest": "d0"}
+    session = creating(lost("Broken pipe", 596), [made, made, {"hostname": "llm01"}])
+    Container(session, "pve1", 101).create(WANTED)
+    assert len(posts(session)) == 1
+
+
 def test_a_create_that_never_began_is_sent_again():
     session = creating([lost(LOCK), "UPID:x"], absent())
     Container(session, "pve1", 101).create(WANTED)
@@ -241,7 +275,10 @@ class Renewed(Session):
 
             def get(self, **_):
                 if refusals:
-                    raise ResourceException(refusals.pop(), "permission denied - invalid PVE ticket", "")
+                    refusal = refusals.pop()
+                    if isinstance(refusal, Exception):
+                        raise refusal
+                    raise ResourceException(refusal, "permission denied - invalid PVE ticket", "")
                 return {"version": "9.2.11"}
 
         class Given(Access):
@@ -259,6 +296,13 @@ def test_an_expired_ticket_is_renewed_once():
     refusing._api = refusing.access.connect("llm01")  # a ticket of an hour ago
     assert refusing.get("version") == {"version": "9.2.11"}
     assert (len(session.made), len(refusing.made)) == (1, 2)
+
+
+def test_a_ticket_that_can_no_longer_be_renewed_is_made_anew():
+    refusing = Renewed([AuthenticationError("Couldn't authenticate user: x to y code: 401")])
+    refusing._api = refusing.access.connect("llm01")  # an hour ago: the client renews it with itself
+    assert refusing.get("version") == {"version": "9.2.11"}
+    assert len(refusing.made) == 2
 
 
 def test_credentials_that_are_wrong_are_not_tried_twice():

@@ -215,7 +215,7 @@ def test_absent_stops_and_destroys_what_is_ours():
 
 
 def test_absent_never_touches_a_protected_or_a_foreign_container():
-    for config, code in (({**RUNNING, "protection": 1}, "PVE-PROTECTED"), ({"hostname": "db01"}, "PVE-VMID-TAKEN")):
+    for config, code in (({**RUNNING, "protection": 1.0}, "PVE-PROTECTED"), ({"hostname": "db01"}, "PVE-VMID-TAKEN")):
         container = Remembering(config)
         outcome = run(container, state="absent", confirm="101 llm01")
         assert [finding.code for finding in outcome.findings] == [code]
@@ -245,6 +245,23 @@ def test_a_change_that_the_node_could_not_make_at_once_needs_a_restart_in_the_sa
     outcome = run(container, {**WANTED, "memory": "4096"})
     assert [finding.code for finding in outcome.findings] == ["PVE-PENDING"]
     assert not outcome.restarted
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "waits"),
+    [
+        ("memory", "4096", False), ("cores", "4", False), ("cpulimit", "2", False), ("tags", "a", False),
+        ("hookscript", "local:snippets/x", False), ("net0", "name=eth0", False), ("onboot", "1", False),
+        ("nameserver", "192.0.2.1", True), ("timezone", "host", True), ("cmode", "console", True), ("tty", "1", True),
+        ("something-newer", "1", True),
+    ],
+)  # fmt: skip
+def test_what_a_running_container_takes_only_at_its_next_start_is_known_beforehand(key, value, waits):
+    for check in (True, False):
+        outcome = run(Lasting(RUNNING) if waits else Remembering(RUNNING), {**WANTED, key: value}, check=check)
+        assert [finding.code for finding in outcome.findings] == (["PVE-PENDING"] if waits else [])
+        outcome = run(Remembering(RUNNING), {**WANTED, key: value}, allow_restart=True, check=check)
+        assert outcome.restarted is waits
 
 
 # --- what only root@pam may set
@@ -304,6 +321,23 @@ def test_root_itself_and_a_token_with_nothing_special_send_everything_themselves
     assert run(Remembering(None), plain, is_root=False, root_via="ticket").created
 
 
+def test_a_bind_mount_for_pct_comes_before_the_protection_that_would_refuse_it():
+    wanted = {**WANTED, "unprivileged": "1", "mp0": "/srv/models,mp=/models", "protection": "1"}
+    container = Remembering(None)
+    outcome = run(container, wanted, is_root=False, root_via="pct")
+    assert "protection" not in container.config()
+    assert proxmox.pct_arguments(outcome.deferred) == ["--mp0", "/srv/models,mp=/models", "--protection", "1"]
+    container = Remembering(RUNNING, running=False)
+    outcome = run(container, {**wanted, "memory": "4096"}, is_root=False, root_via="pct")
+    assert proxmox.pct_arguments(outcome.deferred) == ["--mp0", "/srv/models,mp=/models", "--protection", "1"]
+    assert container.sent[0] == ("update", {"memory": "4096"}, (), "d1")
+    plain = run(Remembering(RUNNING), {**WANTED, "protection": "1"}, is_root=False, root_via="pct")
+    assert plain.deferred is None
+    lifted = Remembering({**RUNNING, "protection": 1}, running=False)  # that comes first, so that the mount is taken
+    run(lifted, {**wanted, "protection": "0"}, is_root=False, root_via="pct")
+    assert lifted.sent[0] == ("update", {"protection": "0"}, (), "d1")
+
+
 # --- cards
 
 
@@ -325,6 +359,16 @@ def test_cards_are_shared_only_where_both_say_so(ours, theirs, refused):
     container = Remembering(None, others={7: {"hostname": "a", "dev3": "/dev/nvidia1", "tags": theirs}})
     outcome = run(container, {**WANTED, "dev0": "/dev/nvidia1", "tags": ours})
     assert outcome.refused is refused
+
+
+def test_a_template_keeps_its_lines_and_no_card():
+    container = Remembering(None, others={7: {"hostname": "golden", "dev0": "/dev/nvidia0", "template": 1}})
+    assert not run(container, {**WANTED, "dev0": "/dev/nvidia0"}).refused
+
+
+def test_a_card_is_seen_wherever_its_path_stands():
+    container = Remembering(None, others={7: {"hostname": "a", "dev3": "mode=0666,/dev/nvidia1"}})
+    assert run(container, {**WANTED, "dev0": "path=/dev/nvidia1"}).refused
 
 
 def test_a_card_in_raw_lines_counts():

@@ -30,8 +30,11 @@ CREATE_ONLY = frozenset({"ostemplate", "rootfs", "ssh-public-keys", "unprivilege
 SECRET = frozenset({"password", "ssh-public-keys"})
 # changes of these only take effect in a stopped container
 COLD_FAMILIES = frozenset({"dev", "features", "mp"})
-# a running container lets these wait for its next start, whatever they are
-WAITING_KEYS = frozenset({"nameserver", "searchdomain"})
+# a running container takes these at once (pve-container, vmconfig_hotplug_pending); all others wait for its next start
+HOT_FAMILIES = frozenset(
+    {"cores", "cpulimit", "cpuunits", "description", "hookscript", "hostname", "lock", "memory", "net", "onboot"}
+    | {"protection", "startup", "swap", "tags"}
+)
 GPU = re.compile(r"/dev/nvidia\d+$|/dev/dri/renderD\d+$")
 SHARED_TAG = "gpu-shared"
 # releases whose API this was written for; all that is recorded is 9.2.11
@@ -62,6 +65,11 @@ class Plan:
     def keys(self) -> tuple[str, ...]:
         """Everything that is touched."""
         return (*self.set, *self.delete)
+
+    @property
+    def waiting(self) -> set[str]:
+        """What a running container would let wait for its next start."""
+        return {key for key in self.keys if family(key) not in HOT_FAMILIES}
 
     def only(self, keys: Iterable[str]) -> Plan:
         """The part of the plan that touches these keys."""
@@ -247,7 +255,8 @@ def gpu_findings(subject: str, wanted: Mapping[str, Any], others: Mapping[int, M
     found = []
     for vmid, config in sorted(others.items()):
         common = sorted(gpus(wanted) & gpus(config))
-        if not common or (shares_gpus(wanted) and shares_gpus(config)):
+        template = switched_on(config.get("template"))  # never starts
+        if not common or template or (shares_gpus(wanted) and shares_gpus(config)):
             continue
         found.append(
             Finding(

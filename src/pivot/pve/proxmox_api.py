@@ -99,15 +99,7 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
     except AuthenticationError as error:
         raise _no_login(subject, error) from error
     except requests.exceptions.SSLError as error:
-        raise ApiError(
-            Finding(
-                "PVE-CERTIFICATE",
-                Severity.ERROR,
-                subject,
-                f"the certificate of {where} is not signed by the authority in proxmox_container_api_ca",
-                "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca",
-            )
-        ) from error
+        raise _untrusted(subject, where, str(error)) from error
     except requests.exceptions.JSONDecodeError as error:
         raise _strange(subject, where) from error
     except requests.exceptions.RequestException as error:
@@ -124,6 +116,21 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
                 "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca",
             )
         ) from error
+
+
+def _untrusted(subject: str, where: str, said: str) -> ApiError:
+    """A connection whose certificate is none of the API's, by what the TLS library says."""
+    message = f"the certificate of {where} is not signed by the authority in proxmox_container_api_ca"
+    fix = "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca"
+    if "mismatch" in said:
+        message = f"the certificate of {where} is made for other names"
+        fix = "write a name or address of the node in proxmox_container_api_host that its certificate has"
+    elif "expired" in said:
+        message, fix = f"the certificate of {where} has expired", "renew it on the node (pvecm updatecerts --force)"
+    elif "WRONG_VERSION" in said:
+        message = f"{where} answers without TLS, which the Proxmox API never does"
+        fix = "check proxmox_container_api_host and _port"
+    return ApiError(Finding("PVE-CERTIFICATE", Severity.ERROR, subject, message, fix))
 
 
 def _strange(subject: str, where: str) -> ApiError:
@@ -205,10 +212,12 @@ class Session:
         with translated(self.subject, f"{self.access.host}:{self.access.port}"):
             try:
                 answer = getattr(self._api(path), method)(**parameters)
-            except ResourceException as error:
+            except (ResourceException, AuthenticationError) as error:
                 self._reached = True
-                # a ticket lasts two hours; a refused call has changed nothing, so it may be made again
-                if error.status_code != 401 or fresh or self.access.token_id:
+                # a ticket lasts two hours, and the client renews it with itself; a refused call has changed nothing, so
+                # it may be made again
+                refused = isinstance(error, AuthenticationError) or error.status_code == 401
+                if not refused or fresh or self.access.token_id:
                     raise
             else:
                 self._reached = True
@@ -319,12 +328,12 @@ class Container:
             for upid in self._creations():
                 if upid not in earlier:
                     self.wait(upid)
+            self.wait_unlocked()  # until then it has no name
             actual = self.config()
             if actual is not None:
                 owner = proxmox.owner_finding(self.subject, self.vmid, hostname, actual)
                 if owner:
                     raise ApiError(owner)
-                self.wait_unlocked()
                 return True
             if time.monotonic() > end:
                 return False
@@ -412,7 +421,7 @@ class Container:
             return
         log = [str(line.get("t", "")).strip() for line in self.session.get(f"{path}/log", limit=5000)]
         if not result.startswith("WARNINGS: "):
-            raise ApiError(task_failed(self.subject, kind, result, " | ".join(log[-4:])))
+            raise ApiError(task_failed(self.subject, kind, result, log))
         said = " | ".join(line.removeprefix("WARN:").strip() for line in log if line.startswith("WARN")) or result
         fix = "none is needed where the container works; nesting=1 in proxmox_container_features ends systemd's warning"
         message = f"{kind} succeeded with a warning: {said}"

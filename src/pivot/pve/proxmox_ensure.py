@@ -9,7 +9,7 @@ from typing import Any
 from pivot.findings import Finding, Severity
 from pivot.pve import proxmox, proxmox_raw
 from pivot.pve.proxmox_api import Container
-from pivot.pve.proxmox_values import family, static_address
+from pivot.pve.proxmox_values import family, static_address, switched_on
 
 STATES = ("present", "started", "stopped", "restarted", "absent")
 # how keys travel that only root@pam may set: over the session if it is root's, by pct on the node, or not at all
@@ -108,7 +108,7 @@ def _create(container: Container, request: Request, *, check: bool) -> Outcome:
     raw = proxmox_raw.edits(request.raw, ())
     start = request.state in ("started", "restarted")
     shown = {key: value for key, value in wanted.items() if key not in proxmox.SECRET}
-    for_root = _for_root(request, proxmox.root_only(wanted, None))
+    for_root = _for_root(request, proxmox.root_only(wanted, None), wanted)
     findings = [
         *_root_refused(container, request, [*for_root, *([] if request.is_root else raw.keys)]),
         *_taken(container, wanted),
@@ -130,9 +130,13 @@ def _create(container: Container, request: Request, *, check: bool) -> Outcome:
     return outcome
 
 
-def _for_root(request: Request, keys: list[str]) -> list[str]:
-    """The keys that this session leaves to somebody else."""
-    return [] if request.is_root else keys
+def _for_root(request: Request, keys: list[str], sent: Mapping[str, str]) -> list[str]:
+    """The keys that this session leaves to somebody else. A protected container takes no other mounts, so that the
+    protection goes with them."""
+    if request.is_root:
+        return []
+    mounts = any(family(key) == "mp" for key in keys)
+    return [*keys, *(["protection"] if mounts and switched_on(sent.get("protection")) else [])]
 
 
 def _cards(container: Container, request: Request, wanted: Mapping[str, str]) -> list[Finding]:
@@ -173,7 +177,7 @@ def _taken(container: Container, wanted: Mapping[str, str]) -> list[Finding]:
 
 def _update(container: Container, request: Request, actual: Mapping[str, Any], *, check: bool) -> Outcome:
     plan, raw = _differences(container, request, actual)
-    for_root = _for_root(request, proxmox.root_only_of_plan(plan, actual))
+    for_root = _for_root(request, proxmox.root_only_of_plan(plan, actual), plan.set)
     running = container.running()
     outcome = Outcome(before=plan.before, after=plan.after, findings=list(plan.findings), raw=raw)
     if raw.changes:
@@ -181,7 +185,7 @@ def _update(container: Container, request: Request, actual: Mapping[str, Any], *
     outcome.findings += _root_refused(container, request, [*for_root, *([] if request.is_root else raw.keys)])
     if raw.add or any(family(key) == "dev" for key in plan.set):
         outcome.findings += _cards(container, request, request.wanted)
-    waiting = sorted({*container.pending(), *(proxmox.WAITING_KEYS & set(plan.keys))}) if running else []
+    waiting = sorted({*container.pending(), *plan.waiting}) if running else []
     outcome.restarted = running and (
         request.state == "restarted"
         or (
@@ -306,7 +310,7 @@ def _remove(container: Container, request: Request, actual: Mapping[str, Any], *
         message = f"container {container.vmid} and all its volumes would be destroyed, and nobody confirmed that"
         fix = f'set proxmox_container_confirm_absent: "{needed}" for this run'
         return Outcome(findings=[Finding("PVE-UNCONFIRMED", Severity.ERROR, container.subject, message, fix)])
-    if str(actual.get("protection", "0")) == "1":
+    if switched_on(actual.get("protection")):
         message = f"container {container.vmid} is protected against removal"
         fix = "set proxmox_container_protection: false first, in a run of its own"
         return Outcome(findings=[Finding("PVE-PROTECTED", Severity.ERROR, container.subject, message, fix)])

@@ -7,7 +7,7 @@ repeated in one, so that no secret can be.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pivot.findings import Finding, Severity
 
@@ -34,7 +34,8 @@ def explain(subject: str, status: int, reason: str, errors: Mapping[str, str] | 
     whole = f"{status} {text} {details}".rstrip()
     for pattern, code, message, fix in _KNOWN:
         if re.search(pattern, whole):
-            return Finding(code, Severity.ERROR, subject, message.format(text=text, details=details), fix)
+            said = message.format(text=text, details=details, said=details or text)
+            return Finding(code, Severity.ERROR, subject, said, fix)
     if errors:
         names = ", ".join(dict.fromkeys(variable(key) for key in sorted(errors)))
         message = f"Proxmox does not take these values: {details}"
@@ -43,15 +44,21 @@ def explain(subject: str, status: int, reason: str, errors: Mapping[str, str] | 
     return Finding("PVE-REFUSED", Severity.ERROR, subject, message, "see the message")
 
 
-def task_failed(subject: str, kind: str, result: str, tail: str) -> Finding:
-    """A failed task as one finding. kind: as Proxmox names it (vzcreate); result: exit status; tail: end of its log."""
-    text = f"{kind} failed: {_plain(result)}"
-    if tail and _plain(tail) != _plain(result):
-        text += f" ({_plain(tail)})"
+def task_failed(subject: str, kind: str, result: str, log: Sequence[str]) -> Finding:
+    """A failed task as one finding. kind: as Proxmox names it (vzcreate); result: exit status; log: its lines, of which
+    the last and the one that says why are shown."""
+    text, lines = f"{kind} failed: {_plain(result)}", [_plain(line) for line in log]
+    tail = [line for line in lines[-4:] if line and line != _plain(result)]
     for pattern, code, message, fix in _KNOWN_OF_TASKS:
-        if re.search(pattern, text):
-            return Finding(code, Severity.ERROR, subject, message.format(text=text), fix)
-    return Finding("PVE-TASK-FAILED", Severity.ERROR, subject, text, "see the task's whole log on the node")
+        why = next((line for line in (text, *lines) if re.search(pattern, line)), None)
+        if why:
+            shown = [*([] if why in (text, *tail) else [why]), *tail]
+            return Finding(code, Severity.ERROR, subject, message.format(text=_with(text, shown)), fix)
+    return Finding("PVE-TASK-FAILED", Severity.ERROR, subject, _with(text, tail), "see the task's whole log on the node")
+
+
+def _with(text: str, lines: Sequence[str]) -> str:
+    return f"{text} ({' | '.join(lines)})" if lines else text
 
 
 def transient(status: int, reason: str) -> bool:
@@ -75,6 +82,13 @@ def _parameter(key: str, text: str) -> str:
     return words if words.startswith(f"{key}.") else f"{key}: {words}"
 
 
+_FULL = (
+    r"(?i)no space left|not enough free space|out of space|insufficient free space|quota exceeded",
+    "PVE-STORAGE-FULL",
+    "a storage of the node is full: {said}",
+    "free some space there, or name another storage in proxmox_container_storage; a plain re-run goes on",
+)
+
 _KNOWN = (
     (
         r"configuring device passthrough is only allowed for root@pam",
@@ -90,9 +104,9 @@ _KNOWN = (
         "drop the flag from proxmox_container_features, or let pct on the node do it (proxmox_container_root_via: pct)",
     ),
     (
-        r"mount point type bind is only allowed|arbitrary filesystem paths",
+        r"mount point type \w+ is only allowed|arbitrary filesystem paths",
         "PVE-ROOT-ONLY",
-        "Proxmox lets only root@pam with a password ticket set bind mounts",
+        "Proxmox lets only root@pam with a password ticket set bind mounts and mounted devices",
         "use a storage volume, or let pct on the node do it (proxmox_container_root_via: pct)",
     ),
     (
@@ -114,11 +128,18 @@ _KNOWN = (
         "Proxmox does not take a device without a path",
         "begin each of proxmox_container_devices with the path, for example /dev/nvidia0,mode=0666",
     ),
+    _FULL,
     (
-        r"unable to hotplug (dev\d+)",
+        r"unable to hotplug \w+",
         "PVE-RESTART-NEEDED",
-        "the running container does not take the device: {details}",
+        "the running container does not take the change: {details}",
         "set proxmox_container_allow_restart: true when the service may be interrupted",
+    ),
+    (
+        r"unable to apply pending change \w+",
+        "PVE-NOT-APPLIED",
+        "the node could not make a change, which waits until it can: {details}",
+        "mend what the node says and run the play again, or correct the value",
     ),
     (
         r"detected modified configuration",
@@ -139,15 +160,15 @@ _KNOWN = (
         "check proxmox_container_vmid and proxmox_container_node",
     ),
     (
-        r"storage '\S*' does not exist",
+        r"storage '\S*' (does not exist|is disabled|is not (available|online))",
         "PVE-STORAGE",
-        "the node has no such storage: {text}",
+        "the node cannot use the storage: {text}",
         "correct proxmox_container_storage (pvesm status lists what the node has)",
     ),
     (
-        r"does not support container directories",
+        r"does not support container directories|does not allow content type 'rootdir'",
         "PVE-STORAGE",
-        "the storage does not take root file systems of containers: {details}",
+        "the storage does not take root file systems of containers: {said}",
         "name a storage with the content type rootdir in proxmox_container_storage (pvesm status --content rootdir)",
     ),
     (
@@ -207,7 +228,7 @@ _KNOWN = (
     (
         r"protection mode enabled",
         "PVE-PROTECTED",
-        "the container is protected against removal: {text}",
+        "the container is protected against removal and against other mounts: {text}",
         "set proxmox_container_protection: false first, in a run of its own",
     ),
     (
@@ -229,7 +250,7 @@ _KNOWN = (
         "check proxmox_container_node and that the node is up (pvecm status)",
     ),
     (
-        r"no quorum",
+        r"no quorum|unable to open file '/etc/pve/\S*' - Permission denied",
         "PVE-NO-QUORUM",
         "the cluster has no quorum, so that nothing can be changed: {text}",
         "bring enough nodes back (pvecm status); nothing was changed",
@@ -259,7 +280,7 @@ _KNOWN = (
         "check proxmox_container_api_user and the password or token in the vault",
     ),
     (
-        r"^403 Permission check failed \((?P<path>/\S*), (?P<privilege>[\w.]+)\)",
+        r"^403 Permission check failed \(/\S*, [^)]+\)",
         "PVE-FORBIDDEN",
         "the account lacks a privilege: {text}",
         "grant a role with that privilege on that path (pveum acl modify), or use root@pam's password ticket",
@@ -286,14 +307,9 @@ _KNOWN_OF_TASKS = (
         "the node has no such container: {text}",
         "check proxmox_container_vmid and proxmox_container_node",
     ),
+    (_FULL[0], _FULL[1], "a storage of the node is full: {text}", _FULL[3]),
     (
-        r"(?i)no space left|not enough free space|out of space|insufficient free space|quota exceeded",
-        "PVE-STORAGE-FULL",
-        "a storage of the node is full: {text}",
-        "free some space there, or name another storage in proxmox_container_storage; a plain re-run goes on",
-    ),
-    (
-        r"no quorum",
+        r"no quorum|unable to open file '/etc/pve/\S*' - Permission denied",
         "PVE-NO-QUORUM",
         "the cluster lost its quorum during the task: {text}",
         "bring enough nodes back (pvecm status), then run the play again",
