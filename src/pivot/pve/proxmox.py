@@ -67,9 +67,9 @@ class Plan:
         return (*self.set, *self.delete)
 
     @property
-    def waiting(self) -> set[str]:
+    def waiting(self) -> frozenset[str]:
         """What a running container would let wait for its next start."""
-        return {key for key in self.keys if family(key) not in HOT_FAMILIES}
+        return frozenset(key for key in self.keys if family(key) not in HOT_FAMILIES)
 
     def only(self, keys: Iterable[str]) -> Plan:
         """The part of the plan that touches these keys."""

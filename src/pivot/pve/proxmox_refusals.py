@@ -23,7 +23,7 @@ _FAMILY_VARIABLES = {"dev": "proxmox_container_devices", "mp": "proxmox_containe
 TRANSIENT = re.compile(
     r"^(?:50[234]|59[5-9])\b"
     r"|can't lock file .* got timeout|cfs-lock .* error: got lock request timeout|cluster not ready - no quorum"
-    r"|CT is locked|VM is locked|connection timed out|Connection refused|temporarily unavailable"
+    r"|^500 got timeout$|CT is locked|VM is locked|connection timed out|Connection refused|temporarily unavailable"
 )
 
 
@@ -54,7 +54,8 @@ def task_failed(subject: str, kind: str, result: str, log: Sequence[str]) -> Fin
         if why:
             shown = [*([] if why in (text, *tail) else [why]), *tail]
             return Finding(code, Severity.ERROR, subject, message.format(text=_with(text, shown)), fix)
-    return Finding("PVE-TASK-FAILED", Severity.ERROR, subject, _with(text, tail), "see the task's whole log on the node")
+    fix = "see the task's whole log on the node"
+    return Finding("PVE-TASK-FAILED", Severity.ERROR, subject, _with(text, tail), fix)
 
 
 def _with(text: str, lines: Sequence[str]) -> str:
