@@ -13,8 +13,9 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from pivot.wirings.records import Handed, Recording, Rows, Target
+from pivot.wirings.records import Handed, Places, Recording, Rows, Target
 
 # how far two fingerprints may lie apart, relative to the larger, and still be called close: rounding, not a layer
 CLOSE = 1e-5
@@ -110,19 +111,25 @@ def agreement(rows: Rows, others: Rows, *, aligned: bool) -> str:
     return "close" if all(map(_close, rows, others)) else "different"
 
 
-def shared_rows(handed: Handed, rows: int, positions: Sequence[int]) -> int | None:
+def shared_rows(handed: Handed, rows: int, places: Places, path: int | None = None) -> int | None:
     """How many of the first rows of `handed` are surely those of the forward before it, which has so many rows at these
-    positions; None when `handed` is a selection of them.
+    places; None when `handed` is a selection of them.
 
-    As many rows at other positions are what is kept of a tree of drafts, the accepted path first: there the rows at
-    positions that stand only once in the tree are the same.
+    path: where trees of drafts were verified, the rows of the first request's accepted path. Of a tree the accepted
+    path is kept first, and after it whatever lies there: a row of the path is the same where its position stands only
+    once in the tree. As many rows at other positions are a tree's too, of which the root alone is sure.
     """
     if handed.rows != rows:
         return None
-    if not handed.positions or not positions or tuple(positions) == handed.positions:
+    if not handed.positions or not places.positions:
         return rows
-    pairs = zip(handed.positions, positions, strict=False)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1] and positions.count(pair[1]) == 1, pairs)
+    if path is None and places.positions == handed.positions:
+        return rows
+    keys = [places.key(row) for row in range(len(places.positions))]
+    sure = min(len(keys), len(handed.positions), (path or 1) if len(keys) == rows else 1)
+    same = itertools.takewhile(
+        lambda row: handed.positions[row] == places.positions[row] and keys.count(keys[row]) == 1, range(sure)
+    )
     return len(list(same)) or None
 
 
@@ -161,6 +168,23 @@ def worst(slices: Sequence[Rows], others: Sequence[Rows], *, shared: int | None)
 # --- what is equal to nothing
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """One slice of one call. forward: the target's before it; rows at positions (empty where the records do not tell):
+    all that are recorded, of which the first `shared` are the forward's, see `shared_rows`."""
+
+    rows: Rows
+    forward: int
+    positions: tuple[int, ...]
+    shared: int | None
+    dtype: str
+
+    @property
+    def same(self) -> Rows:
+        """The rows that are the forward's."""
+        return self.rows[: self.shared]
+
+
 class History:
     """The states of all forwards of one process, to look up what a slice is when it is none of its own forward's."""
 
@@ -177,41 +201,64 @@ class History:
                     known.setdefault(data, []).append((number, layer, row))
         return known
 
-    def explain(self, rows: Rows, number: int, dtype: str) -> Match:
-        """What a slice is that equals no state of forward `number` row by row."""
-        target = self._recording.targets[number]
+    def explain(self, piece: Piece) -> Match:
+        """What a slice is that equals no state of its forward row by row."""
+        states, rows = _distinct(self._recording.targets[piece.forward]), piece.same
         return (
             (Match(ZERO) if cleared(rows) else None)
-            or self._moved(rows, number)
-            or _scaled(rows, target.states, dtype)
-            or _rounded(rows, target.states)
-            or self._old(rows, number)
-            or _unknown(rows, target.states)
+            or self._moved(piece, states)
+            or _scaled(rows, states, piece.dtype)
+            or _rounded(rows, states)
+            or self._old(rows, piece.forward)
+            or _unknown(rows, states)
         )
 
-    def _moved(self, rows: Rows, number: int) -> Match | None:
-        """A layer's state of another position of the same request.
+    def allows(self, match: Match, piece: Piece) -> bool | None:
+        """Whether a slice that other calls show to be `match` can be that in this call too; None where its rows cannot
+        tell, as those of a forward that holds no position beside another."""
+        assert match.layer is not None  # noqa: S101 - the kinds that are asked for are made of a layer
+        state = self._recording.targets[piece.forward].states.get(match.layer, ())
+        if match.kind == MOVED:
+            found = self._sources(piece, match.layer, int(match.detail))
+            return all(found) if found else None
+        if match.kind == SCALE:
+            fit = _fit(piece.same, state)
+            tolerance = _tolerance(piece.dtype)
+            if fit is None or fit.distance > tolerance:
+                return False
+            return match.detail == PER_ROW or _factor([float(match.detail), *fit.factors], tolerance) != PER_ROW
+        most = {name: most for name, _least, most in ROUNDED}
+        return 0 < _apart(piece.same, state) < most[match.detail]
 
-        The rows whose source lies in the same forward decide; where there are none, those whose source lies in an
-        earlier forward do. Others, such as a request's first row, may hold anything.
-        """
-        target = self._recording.targets[number]
+    def _moved(self, piece: Piece, states: Mapping[int, Rows]) -> Match | None:
+        """A layer's state of another position of the same request."""
         for step in sorted((*range(-FARTHEST, 0), *range(1, FARTHEST + 1)), key=abs):
-            for layer, states in target.states.items():
-                within = [
-                    data == states[index + step]
-                    for index, data in enumerate(rows)
-                    if 0 <= index + step < len(states) and _follows(target, index, step)
-                ]
-                found = within or list(self._across(rows, number, layer, step))
+            for layer in states:
+                found = self._sources(piece, layer, step)
                 if found and all(found):
                     return Match(MOVED, layer, str(step))
         return None
 
-    def _across(self, rows: Rows, number: int, layer: int, step: int) -> Iterator[bool]:
-        """For each row whose source was recorded in an earlier forward: whether it is that state."""
-        for index, data in enumerate(rows):
-            earlier = self._earlier(self._recording.targets[number], index, step, number, layer)
+    def _sources(self, piece: Piece, layer: int, step: int) -> list[bool]:
+        """For the rows that can tell: whether each is the layer's state `step` positions further.
+
+        The rows whose source lies in the same forward decide; where there are none, those whose source lies in an
+        earlier forward do. Others, such as a request's first row, may hold anything.
+        """
+        target = self._recording.targets[piece.forward]
+        states = target.states.get(layer, ())[: piece.shared]
+        within = [
+            data == states[index + step]
+            for index, data in enumerate(piece.rows)
+            if 0 <= index + step < len(states) and _follows(target, piece, index, step)
+        ]
+        return within or list(self._across(piece, layer, step))
+
+    def _across(self, piece: Piece, layer: int, step: int) -> Iterator[bool]:
+        """For each row whose source was recorded in an earlier forward: whether it is that state. What lies behind a
+        row was never made before it, unless for drafts that were not accepted."""
+        for index, data in enumerate(piece.same if step < 0 else ()):
+            earlier = self._earlier(self._recording.targets[piece.forward], index, step, piece.forward, layer)
             if earlier:
                 yield data in earlier
 
@@ -245,14 +292,25 @@ class History:
         return Match(OLD, min(layers)) if layers else None
 
 
-def _follows(target: Target, row: int, step: int) -> bool:
-    """Whether the row `step` further is the same request's, `step` positions further; without positions, the rows of
-    one forward are taken to follow each other."""
+def _follows(target: Target, piece: Piece, row: int, step: int) -> bool:
+    """Whether the row `step` further in the forward is the same request's, `step` positions from this one; without
+    positions, the rows of one forward are taken to follow each other."""
     places = target.places
     if not places.positions:
         return True
     here, there = places.key(row), places.key(row + step)
-    return here is not None and there is not None and there == (here[0], here[1] + step)
+    if here is None or there is None:
+        return False
+    position = piece.positions[row] if row < len(piece.positions) else here[1]
+    return there == (here[0], position + step)
+
+
+def _distinct(target: Target) -> dict[int, Rows]:
+    """The states that differ: of those that are equal, the one that the engine is told to keep, else the first."""
+    found: dict[Rows, int] = {}
+    for layer in sorted(target.states, key=lambda layer: (layer not in target.capture, layer)):
+        found.setdefault(target.states[layer], layer)
+    return {layer: rows for rows, layer in found.items()}
 
 
 def cleared(rows: Rows) -> bool:
@@ -260,44 +318,63 @@ def cleared(rows: Rows) -> bool:
     return bool(rows) and not any(any(_numbers(row)) for row in rows)
 
 
-def _flat(rows: Rows, count: int) -> tuple[float, ...]:
-    """The numbers of the first rows, one after another."""
-    return _numbers(b"".join(rows[:count]))
+class _Fit(NamedTuple):
+    """A state as another one times a number a row. distance: of the row that is farthest from that, relative."""
+
+    distance: float
+    factors: list[float]
+
+
+def _tolerance(dtype: str) -> float:
+    """How far a factor's rounding in this type may move a state."""
+    return {"bfloat16": 5e-3, "float16": 6e-4}.get(dtype, 1e-4)
+
+
+def _fit(rows: Rows, state: Rows) -> _Fit | None:
+    """The factors that bring a state nearest to these rows, None where a row is zero."""
+    pairs = [(_numbers(ours), _numbers(theirs)) for ours, theirs in zip(rows, state, strict=False)]
+    if not pairs or not all(any(ours) and any(theirs) for ours, theirs in pairs):
+        return None
+    factors = [math.sumprod(ours, theirs) / math.sumprod(theirs, theirs) for ours, theirs in pairs]
+    distance = max(
+        math.dist(ours, [factor * value for value in theirs]) / math.hypot(*ours)
+        for factor, (ours, theirs) in zip(factors, pairs, strict=True)
+    )
+    return _Fit(distance, factors)
+
+
+def _factor(factors: Sequence[float], tolerance: float) -> str:
+    """The factor of all rows as text, PER_ROW where each has its own, empty where it is 1."""
+    if max(factors) - min(factors) > 4 * tolerance * max(map(abs, factors)):
+        return PER_ROW
+    factor = math.fsum(factors) / len(factors)
+    return f"{factor:.4g}" if abs(factor - 1) > tolerance else ""
 
 
 def _scaled(rows: Rows, states: Mapping[int, Rows], dtype: str) -> Match | None:
     """One layer's state times a number, or times one number a row, as a norm without weights leaves it."""
-    tolerance = {"bfloat16": 5e-3, "float16": 6e-4}.get(dtype, 1e-4)
-    fits = []
-    for layer, state in states.items():
-        pairs = [(_numbers(ours), _numbers(theirs)) for ours, theirs in zip(rows, state, strict=False)]
-        if pairs and all(any(ours) and any(theirs) for ours, theirs in pairs):
-            factors = [math.sumprod(ours, theirs) / math.sumprod(theirs, theirs) for ours, theirs in pairs]
-            distance = max(
-                math.dist(ours, [factor * value for value in theirs]) / math.hypot(*ours)
-                for factor, (ours, theirs) in zip(factors, pairs, strict=True)
-            )
-            fits.append((distance, layer, factors))
-    fits.sort()
+    tolerance = _tolerance(dtype)
+    found = [(_fit(rows, state), layer) for layer, state in states.items()]
+    fits = sorted((fit.distance, layer, fit.factors) for fit, layer in found if fit is not None)
     if not fits or fits[0][0] > tolerance or (len(fits) > 1 and fits[1][0] < CLEARLY * tolerance):
         return None
     _distance, layer, factors = fits[0]
-    if max(factors) - min(factors) > 4 * tolerance * max(map(abs, factors)):
-        return Match(SCALE, layer, PER_ROW)
-    factor = math.fsum(factors) / len(factors)
-    return Match(SCALE, layer, f"{factor:.4g}") if abs(factor - 1) > tolerance else None
+    factor = _factor(factors, tolerance)
+    return Match(SCALE, layer, factor) if factor else None
+
+
+def _apart(rows: Rows, state: Rows) -> float:
+    """How far a state is from another, each row relative to its own length, so that no long row outweighs the others;
+    infinite where nothing can be compared."""
+    pairs = [(_numbers(ours), _numbers(theirs)) for ours, theirs in zip(rows, state, strict=False)]
+    shares = [math.dist(ours, theirs) / math.hypot(*theirs) for ours, theirs in pairs if any(theirs)]
+    return math.hypot(*shares) / math.sqrt(len(shares)) if shares else math.inf
 
 
 def _nearest(rows: Rows, states: Mapping[int, Rows]) -> list[tuple[float, int]]:
-    """Relative distance and layer, the nearest first."""
-    near = []
-    for layer, state in states.items():
-        count = min(len(rows), len(state))
-        ours, theirs = _flat(rows, count), _flat(state, count)
-        length = math.hypot(*theirs)
-        if length:
-            near.append((math.dist(ours, theirs) / length, layer))
-    return sorted(near)
+    """Distance and layer, the nearest first."""
+    near = ((_apart(rows, state), layer) for layer, state in states.items())
+    return sorted(item for item in near if math.isfinite(item[0]))
 
 
 def _rounded(rows: Rows, states: Mapping[int, Rows]) -> Match | None:

@@ -89,7 +89,8 @@ class Verified:
 
 @dataclasses.dataclass(slots=True)
 class Recording:
-    """One file: the records of one process. damaged: the numbers of the lines that could not be read."""
+    """One file: the records of one process. paths: forward that verified trees of drafts → rows of the first request's
+    accepted path, the root included; damaged: the numbers of the lines that could not be read."""
 
     name: str
     header: Mapping[str, Any] | None = None
@@ -99,6 +100,7 @@ class Recording:
     given: list[Handed] = dataclasses.field(default_factory=list)
     drafts: list[Draft] = dataclasses.field(default_factory=list)
     verified: list[Verified] = dataclasses.field(default_factory=list)
+    paths: dict[int, int] = dataclasses.field(default_factory=dict)
     failures: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     ended: str = ""
     dropped: int = 0
@@ -162,7 +164,10 @@ def _add(recording: Recording, record: Mapping[str, Any], owners: dict[str, int]
         hidden = rows_of(record["hidden"]) if record.get("hidden") else ()
         recording.drafts.append(Draft(_whole(record["target"]), _whole(record["step"]), hidden))
     elif point == "verify":
-        recording.verified.extend(list(_verified(record)))
+        verified = list(_verified(record))
+        recording.verified.extend(verified)
+        if verified and _whole(record.get("topk") or 1) > 1:
+            recording.paths[_whole(record["target"])] = verified[0].accepted + 1
     elif point == "dropped":
         recording.dropped = _whole(record["count"])
     elif point == "failure":
@@ -180,7 +185,6 @@ def _target(record: Mapping[str, Any], owners: dict[str, int]) -> Target:
         states[layers] = rows_of(last)
     rows = _whole(record["rows"])
     requests = tuple(str(request) for request in record.get("requests") or ())
-    positions = _positions(record)
     return Target(
         rows=rows,
         capture=tuple(_whole(layer) for layer in record["capture"]),
@@ -192,29 +196,24 @@ def _target(record: Mapping[str, Any], owners: dict[str, int]) -> Target:
         dtype=str(record.get("dtype") or ""),
         rank=_whole(record.get("rank") or 0),
         requests=requests,
-        places=_places(positions, _owners(record, requests, owners), record.get("lengths") or ()),
+        places=_places(record, requests, owners),
     )
-
-
-def _owners(record: Mapping[str, Any], requests: Sequence[str], owners: dict[str, int]) -> list[int]:
-    """A number for each request of a forward; where the engine names none, one that no other forward has."""
-    if requests:
-        return [owners.setdefault(request, len(owners)) for request in requests]
-    return [
-        owners.setdefault(f"{record['n']}/{index}", len(owners)) for index in range(len(record.get("lengths") or ()))
-    ]
 
 
 def _positions(record: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(_whole(position) for position in record.get("positions") or ())
 
 
-def _places(positions: tuple[int, ...], owners: Sequence[int], lengths: Sequence[int]) -> Places:
-    """Positions, and which request each belongs to; lengths: rows of each request, of the whole forward."""
-    numbers = [owner for owner, length in zip(owners, lengths, strict=False) for _ in range(length)]
-    if len(numbers) < len(positions):
-        return Places()
-    return Places(positions, tuple(numbers[: len(positions)]))
+def _places(record: Mapping[str, Any], requests: Sequence[str], owners: dict[str, int]) -> Places:
+    """Positions, and a number for the request that each belongs to: one that no other forward has where the engine
+    names no requests or does not say which rows are whose."""
+    positions = _positions(record)
+    lengths = record.get("lengths") or [len(positions)]
+    named = requests if len(requests) == len(lengths) else [f"{record['n']}/{index}" for index in range(len(lengths))]
+    numbers = [
+        owners.setdefault(name, len(owners)) for name, length in zip(named, lengths, strict=True) for _ in range(length)
+    ]
+    return Places(positions, tuple(numbers[: len(positions)])) if len(numbers) >= len(positions) else Places()
 
 
 def _verified(record: Mapping[str, Any]) -> Iterator[Verified]:

@@ -1,8 +1,8 @@
 """Probe records → which layers of the target really reach the drafter, and what is wrong with that.
 
 A layer is named by its INPUT: the input of layer 3 is the output of layer 2, and the input of layer 0 is the embedding.
-`pivot.wirings.records` reads, `pivot.wirings.matching` tells what a state is, this module says what that means, and
-`pivot.wirings.wiring_findings` what to do about it.
+`pivot.wirings.records` reads, `pivot.wirings.matching` tells what a state is and `pivot.wirings.slices` what a slice is
+over all calls, this module says what that means, and `pivot.wirings.wiring_findings` what to do about it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from pivot.engines import descriptions
 from pivot.findings import Finding
 from pivot.wirings import wiring_findings
 from pivot.wirings.matching import (
-    SAME,
-    History,
-    Match,
     Tally,
     agreement,
     cleared,
@@ -28,7 +25,8 @@ from pivot.wirings.matching import (
     tally,
     worst,
 )
-from pivot.wirings.records import SCHEMA, Recording, Rows, parse, read
+from pivot.wirings.records import SCHEMA, Places, Recording, Rows, parse, read
+from pivot.wirings.slices import Slice, slices
 
 __all__ = [
     "SCHEMA", "Acceptance", "Slice", "Tally", "Wiring", "acceptance", "agreement", "analyse", "as_inputs",
@@ -40,64 +38,6 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 PROMPT, REPLAY = "pivot-prompt-", "pivot-replay-"
 # the class whose layers run → an architecture of the engine's description that it belongs to
 ARCHITECTURES = {"DeepseekV2Model": "DeepseekV3ForCausalLM", "LlamaModel": "LlamaForCausalLM"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slice:
-    """One slice of `fc`'s input. layers: the layer inputs it was equal to, with their tallies, best first; odd: what
-    it was in the calls where it equalled none, the most frequent first; modes: the same by the target's mode."""
-
-    index: int
-    calls: int
-    layers: tuple[tuple[int, Tally], ...]
-    odd: tuple[tuple[Match, int], ...] = ()
-    modes: tuple[tuple[str, str, int], ...] = ()
-
-    @property
-    def layer(self) -> int | None:
-        """The layer whose input this slice is in every call, None when there is no such layer."""
-        always = [layer for layer, tally in self.layers if tally.same and tally.compared == self.calls]
-        return always[0] if always else None
-
-    @property
-    def match(self) -> Match | None:
-        """What this slice is in every call, None when it is not always the same."""
-        if self.layer is not None:
-            return Match(SAME, self.layer)
-        kinds = {(match.kind, match.layer) for match, _count in self.odd}
-        return self.odd[0][0] if len(kinds) == 1 and sum(count for _, count in self.odd) == self.calls else None
-
-    @property
-    def source(self) -> int | None:
-        """The layer this slice is made of in every call, whatever was done to it; None when there is none."""
-        match = self.match
-        return None if match is None else match.layer
-
-    @property
-    def what(self) -> str:
-        """What it is, in how many calls."""
-        if self.layer is not None:
-            return f"{layer_name(self.layer)}, {dict(self.layers)[self.layer]} calls"
-        if self.match is not None:
-            return f"{self.match}, in {self.calls} calls"
-        seen = "; ".join(f"{what} {count} times{f' in {mode}' if mode else ''}" for mode, what, count in self.modes)
-        return f"not always the same state in {self.calls} calls: {seen}"
-
-    def __str__(self) -> str:
-        """The line a person reads about this slice."""
-        return f"fc slice {self.index} = {self.what}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The slice as plain values."""
-        match = self.match
-        return {
-            "index": self.index,
-            "calls": self.calls,
-            "kind": "unstable" if match is None else match.kind,
-            "layer": self.source,
-            "detail": "" if match is None else match.detail,
-            "text": str(self),
-        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -304,17 +244,18 @@ def analyse(
     """
     served = [recording for recording in recordings if recording.targets or recording.fed or recording.given]
     captures = {target.capture for recording in served for target in recording.targets.values()}
+    capture = captures.pop() if len(captures) == 1 else None
     wiring = Wiring(
         sglang=tuple(sorted({str(item.header.get("sglang")) for item in recordings if item.header})),
         ranks=tuple(sorted({recording.rank for recording in served})),
         forwards=sum(len(recording.targets) for recording in served),
         calls=sum(len(recording.fed) for recording in served),
         given=sum(len(recording.given) for recording in served),
-        capture=captures.pop() if len(captures) == 1 else None,
+        capture=capture,
         asked=None if asked is None else tuple(sorted(asked)),
         expected=None if expected is None else tuple(sorted(expected)),
         depth=_depth(recordings),
-        slices=slices(served),
+        slices=slices(served, sorted(capture or ())),
         captured=tally(verdict for recording in served for verdict in _captured_verdicts(recording)),
         packed=tally(verdict for recording in served for verdict in _packed_verdicts(recording)),
         fed=tally(verdict for recording in served for verdict in _fed_verdicts(recording)),
@@ -329,63 +270,6 @@ def analyse(
         *wiring_findings.of_acceptance({name: acceptance(recordings, name) for name in meta or {}}, meta or {}),
     ]
     return dataclasses.replace(wiring, findings=tuple(found))
-
-
-# --- the slices
-
-
-@dataclasses.dataclass(slots=True)
-class _Seen:
-    """What one slice was, call by call."""
-
-    calls: int = 0
-    verdicts: dict[int, list[str]] = dataclasses.field(default_factory=dict)
-    odd: Counter[Match] = dataclasses.field(default_factory=Counter)
-    modes: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-
-
-def slices(recordings: Iterable[Recording]) -> tuple[Slice, ...]:
-    """Every slice of every `fc` call against every state of the forward before it."""
-    seen: dict[int, _Seen] = {}
-    for recording in recordings:
-        history = History(recording)
-        for handed in recording.fed:
-            target = recording.targets.get(handed.target)
-            if target is None:
-                continue
-            shared = shared_rows(handed, target.rows, target.places.positions)
-            aligned = shared is not None
-            for index, slice_rows in enumerate(handed.slices):
-                rows = slice_rows[:shared]
-                found = {
-                    layer: agreement(rows, state[:shared], aligned=aligned) for layer, state in target.states.items()
-                }
-                equal = [layer for layer, verdict in found.items() if verdict in ("exact", "close")]
-                if not rows or (not aligned and not equal):
-                    continue  # a selection of rows that were not recorded
-                odd = None if equal else history.explain(rows, handed.target, handed.dtype)
-                _count(seen.setdefault(index, _Seen()), found, odd, target.mode)
-    return tuple(_slice(index, seen[index]) for index in sorted(seen))
-
-
-def _count(seen: _Seen, found: Mapping[int, str], odd: Match | None, mode: str) -> None:
-    """One call of one slice more. found: layer → verdict; odd: what it is when it equals none."""
-    seen.calls += 1
-    for layer, verdict in found.items():
-        seen.verdicts.setdefault(layer, []).append(verdict)
-    if odd is not None:
-        seen.odd[odd] += 1
-    equal = [layer for layer, verdict in found.items() if verdict in ("exact", "close")]
-    seen.modes[mode, str(odd) if odd is not None else layer_name(equal[0])] += 1
-
-
-def _slice(index: int, seen: _Seen) -> Slice:
-    """One slice from what was seen; layers that never matched are left out."""
-    tallies = {layer: tally(items) for layer, items in seen.verdicts.items()}
-    matched = [(layer, item) for layer, item in tallies.items() if item.exact + item.close]
-    matched.sort(key=lambda item: (-item[1].exact, -item[1].close, item[0]))
-    modes = tuple((mode, what, count) for (mode, what), count in seen.modes.most_common())
-    return Slice(index, seen.calls, tuple(matched), tuple(seen.odd.most_common()), modes)
 
 
 # --- from point to point
@@ -404,7 +288,7 @@ def _packed_verdicts(recording: Recording) -> Iterable[str]:
     for handed in recording.packed:
         target = recording.targets.get(handed.target)
         if target is not None and target.capture:
-            shared = shared_rows(handed, target.rows, target.places.positions)
+            shared = shared_rows(handed, target.rows, target.places)
             yield worst(handed.slices, target.captured, shared=shared)
 
 
@@ -412,9 +296,11 @@ def _fed_verdicts(recording: Recording) -> Iterable[str]:
     """Whether what `fc` was fed is what was packed for it, a verdict a call."""
     packed = {handed.target: handed for handed in recording.packed}
     for handed in recording.fed:
-        source = packed.get(handed.target)
+        source, target = packed.get(handed.target), recording.targets.get(handed.target)
         if source is not None:
-            yield worst(handed.slices, source.slices, shared=shared_rows(handed, source.rows, source.positions))
+            places = target.places if target is not None and source.positions else Places()
+            shared = shared_rows(handed, source.rows, places, recording.paths.get(handed.target))
+            yield worst(handed.slices, source.slices, shared=shared)
 
 
 # --- the drafter's own steps

@@ -11,7 +11,8 @@ from pivot.wirings.matching import MOVED, OLD, ROUND, SAME, SCALE, ZERO
 from pivot.wirings.records import SCHEMA, Recording
 
 if TYPE_CHECKING:
-    from pivot.wirings.wiring import Acceptance, Slice, Wiring
+    from pivot.wirings.slices import Slice
+    from pivot.wirings.wiring import Acceptance, Wiring
 
 REFERENCE = "docs/faults.md"
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
