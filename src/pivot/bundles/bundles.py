@@ -20,6 +20,7 @@ from pivot.logs import machine
 from pivot.logs.diagnosis import Diagnosis, diagnose, render, served
 from pivot.logs.evidence import BundleError, Facts, read, read_json
 from pivot.wirings import records, wiring
+from pivot.wirings.slices import slices
 
 HOME = Path("artifacts")
 ABSENT = "-"
@@ -158,7 +159,7 @@ def _layers(facts: Facts, path: Path, packages: Mapping[str, Any]) -> Iterator[t
     ids = layer_ids(path)
     yield ("layers", "ids"), ABSENT if ids is None else str(list(ids))
     yield ("layers", "effective"), effective(facts, ids, packages)
-    if seen := wiring.slices(_recordings(path)):
+    if seen := slices(_recordings(path)):
         yield ("layers", "as the probe saw"), str([ABSENT if one.source is None else one.source for one in seen])
 
 
