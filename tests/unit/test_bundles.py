@@ -132,3 +132,85 @@ def test_list_show_and_prune(pair: tuple[Path, Path], tmp_path: Path, capsys: py
     assert "pivot bundle list" in capsys.readouterr().err
     assert bundles.main(["list", "--home", str(tmp_path / "none")]) == 0
     assert "no bundle below" in capsys.readouterr().out
+
+
+ODD = {
+    "files null": {"files": None, "findings": None, "masked_as": None},
+    "files a mapping": {"files": {"a": 1}, "findings": {"a": 1}, "masked_as": {"a": 1}},
+    "entries of anything": {
+        "files": [
+            1,
+            None,
+            {"name": ["a"], "bytes": "abc", "sha256": 1, "masked": [1]},
+            {"bytes": 1e999, "sha256": "x"},
+        ],
+        "findings": [1, {"code": ["x"]}],
+        "masked_as": [1, {"count": "x"}],
+        "host_facts": [1],
+    },
+    "names of anything": {"host": None, "unit": ["a"], "state": [1], "time": 17},
+    "a year that UTC has not": {"time": "9999-12-31T235959-2359"},
+    "a year before the first": {"time": "0001-01-01T000000+2359"},
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_a_manifest_of_somebody_else_is_shown_as_far_as_it_goes(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = made(tmp_path, "2026-11-29T100000Z", start(), **{"manifest.json": {**MANIFEST, **ODD[what]}})
+    good = made(tmp_path, "2026-11-29T110000Z", start(), **{"manifest.json": MANIFEST})
+    assert bundles.main(["list", "--home", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(str(good))
+    assert bundles.main(["show", str(odd)]) == 0
+    assert "state   SERVING" in capsys.readouterr().out
+    assert bundles.main(["compare", str(odd), str(good)]) in (0, 1)
+    assert bundles.main(["compare", str(good), str(odd)]) in (0, 1)
+
+
+def test_what_is_no_bundle_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "2026-11-29T100000Z"
+    for name, content in (
+        ("cut", '{"schema": 2, "ho'),
+        ("list", "[1]"),
+        ("deep", '{"a":' * 5000),
+        ("new", '{"schema": 9}'),
+    ):
+        (run / name).mkdir(parents=True)
+        (run / name / "manifest.json").write_text(content)
+    (run / "directory/manifest.json").mkdir(parents=True)
+    (run / "loop").mkdir()
+    (run / "loop/manifest.json").symlink_to(run / "loop/manifest.json")
+    for name in ("cut", "list", "deep", "new", "directory", "loop"):
+        assert bundles.main(["show", str(run / name)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(run / name) in line
+    assert bundles.main(["show", str(run)]) == 2
+    assert "it holds those of cut, deep, directory, list, loop, new" in capsys.readouterr().err
+    assert bundles.main(["list", "--home", str(tmp_path)]) == 0
+    damaged = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if "damaged" in line]
+    assert [Path(path).name for path in damaged] == ["cut", "deep", "directory", "list", "loop"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("unit-properties.txt", "\0\x01garbage=\nNRestarts=²\n"),
+        ("answers.json", [{"path": "/health", "status": "200", "seconds": "s"}, 7]),
+        ("process/environment.json", {"SGLANG_SIMULATE_ACC_LEN": None}),
+        ("processes.json", [1, {"pid": "x", "state": 5, "busy": "a"}]),
+        ("config/launch.yaml", "speculative-num-steps: ²\n"),
+        ("system/gpu-processes.txt", "², python, 5 MiB\n"),
+        ("packages.json", {"packages": {"sglang": ["x"]}}),
+    ],
+)
+def test_a_damaged_file_of_a_bundle_does_not_make_its_server_bad(tmp_path: Path, file: str, content: Any) -> None:
+    odd = made(tmp_path, "2026-11-29T100000Z", start() + decode(29, count=4), **{file: content})
+    assert bundles.shown(odd).splitlines()[1].startswith("state   SERVING: ")
+
+
+def test_a_directory_where_a_file_should_be_is_like_none(tmp_path: Path) -> None:
+    odd = made(tmp_path, "2026-11-29T100000Z", start() + decode(29, count=4))
+    for name in ("system/df.txt", "process/cmdline.json", "pins.json"):
+        (odd / name).mkdir(parents=True)
+    assert bundles.shown(odd).splitlines()[1].startswith("state   SERVING: ")

@@ -18,7 +18,7 @@ from pivot.drafters.layers import kept_layers
 from pivot.engines import descriptions
 from pivot.logs import machine
 from pivot.logs.diagnosis import Diagnosis, diagnose, render, served
-from pivot.logs.evidence import BundleError, Facts, read, read_json
+from pivot.logs.evidence import BundleError, Facts, mappings, read, read_json, whole
 from pivot.wirings import records, wiring
 from pivot.wirings.slices import slices
 
@@ -54,10 +54,15 @@ def listed(home: Path) -> list[str]:
     """The bundles as lines for a person, then what is unfinished."""
     lines = []
     for path in bundles(home):
-        manifest = read_json(path / "manifest.json")
-        content = manifest if isinstance(manifest, dict) else {}
-        files = [entry for entry in content.get("files", []) if isinstance(entry, Mapping) and entry.get("sha256")]
-        size = sum(int(entry.get("bytes") or 0) for entry in files) / (1 << 20)
+        try:
+            content = read_json(path / "manifest.json")
+        except OSError:  # of another user, or a link to itself
+            content = None
+        if not isinstance(content, dict):
+            lines.append(f"{path}  damaged: its manifest.json cannot be read")
+            continue
+        files = [entry for entry in mappings(content.get("files")) if entry.get("sha256")]
+        size = sum(whole(entry.get("bytes")) for entry in files) / (1 << 20)
         state = content.get("state", "not diagnosed")
         lines.append(f"{path}  {content.get('host', '?')}  {state}  {len(files)} files, {size:.1f} MiB")
     return [
@@ -70,16 +75,13 @@ def shown(path: Path) -> str:
     """One bundle: its diagnosis, then its files with what each is for and what is missing."""
     found = diagnose(read(path))
     lines = [render(found), "", "files"]
-    for entry in found.facts.manifest.get("files", []):
-        if isinstance(entry, Mapping):
-            size = f"{entry.get('bytes')}" if entry.get("sha256") else ABSENT
-            masked = f", {entry['masked']} masked" if entry.get("masked") else ""
-            reason = f"  ({entry['reason']})" if entry.get("reason") else ""
-            lines.append(f"  {size:>10}  {entry.get('name')}{masked}{reason}")
-    masked_as = found.facts.manifest.get("masked_as")
-    if isinstance(masked_as, list) and masked_as:
-        rows = [_mapping(one) for one in masked_as]
-        lines += ["masked", *(f"  {one.get('count')!s:>6}  {one.get('name')}" for one in rows)]
+    for entry in mappings(found.facts.manifest.get("files")):
+        size = f"{entry.get('bytes')}" if entry.get("sha256") else ABSENT
+        masked = f", {entry['masked']} masked" if entry.get("masked") else ""
+        reason = f"  ({entry['reason']})" if entry.get("reason") else ""
+        lines.append(f"  {size:>10}  {entry.get('name')}{masked}{reason}")
+    if masked_as := mappings(found.facts.manifest.get("masked_as")):
+        lines += ["masked", *(f"  {one.get('count')!s:>6}  {one.get('name')}" for one in masked_as)]
     return "\n".join(lines)
 
 
@@ -130,8 +132,8 @@ def _values(found: Diagnosis, path: Path) -> Iterator[tuple[tuple[str, str], str
         if name not in IGNORED_ENVIRONMENT:
             yield ("environment", name), value
     yield from _numbers(found, path)
-    for finding in facts.manifest.get("findings", []):
-        yield ("findings", f"{_mapping(finding).get('code')}"), str(_mapping(finding).get("message"))
+    for finding in mappings(facts.manifest.get("findings")):
+        yield ("findings", f"{finding.get('code')}"), str(finding.get("message"))
     for suspect in found.suspects:
         yield ("findings", suspect.finding.code), suspect.finding.message
 

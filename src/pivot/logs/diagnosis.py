@@ -156,8 +156,7 @@ def _verdict(facts: Facts, usual: dict[str, float], found: Sequence[Suspect]) ->
 
 def _alive(facts: Facts) -> bool:
     """Whether the server's process is there; a log alone is taken as one of a server that runs."""
-    if facts.properties:
-        active = facts.properties.get("ActiveState", "")
+    if active := facts.properties.get("ActiveState"):
         return active in ("active", "activating", "reloading", "deactivating") and facts.properties.get(
             "SubState"
         ) not in ("auto-restart", "auto-restart-queued")
@@ -195,7 +194,7 @@ def _looping(facts: Facts) -> Verdict | None:
             break
     given_up = next((note for one in reversed(runs[-2:]) if (note := one.note("gave-up"))), None)
     counter = facts.properties.get("NRestarts", "")
-    restarts = int(counter) if counter.isdigit() and len(counter) < 9 else 0
+    restarts = int(counter) if counter.isdecimal() and len(counter) < 9 else 0
     serving = run is not None and run.ready is not None and not run.failed and _alive(facts)
     # systemd's own starts; those of people, one after another, are no loop
     again = max(restarts, sum(one.note("restart") is not None for one in failed))

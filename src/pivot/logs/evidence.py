@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,9 @@ def read(path: Path) -> Facts:
         raise BundleError(f"there is no bundle {path}: pivot bundle list shows those that there are")
     manifest = read_json(path / "manifest.json")
     if not isinstance(manifest, dict):
-        raise BundleError(f"{path} is no bundle: it has no readable manifest.json")
+        inside = sorted(file.parent.name for file in path.glob("*/manifest.json"))
+        why = f"it holds those of {', '.join(inside)}" if inside else "it has no readable manifest.json"
+        raise BundleError(f"{path} is no bundle: {why}")
     schema = manifest.get("schema", manifest.get("format"))
     if schema not in (1, 2):
         raise BundleError(f"{path} has schema {schema}; this version of Pivot reads 1 and 2")
@@ -139,7 +141,7 @@ def read(path: Path) -> Facts:
     )
     facts.lacks = [
         f"{entry.get('name')}: {entry.get('reason')}"
-        for entry in _mappings(manifest.get("files"))
+        for entry in mappings(manifest.get("files"))
         if (entry.get("sha256") is None and (entry.get("required") or entry.get("failed")))
         or (entry.get("truncated") and not entry.get("tail"))
     ]
@@ -176,10 +178,10 @@ def _gpu_logs(facts: Facts, path: Path) -> None:
 
 def _processes(facts: Facts, path: Path) -> None:
     """The unit's processes, how they were started and what the server answered."""
-    for one in _mappings(read_json(path / "processes.json")):
+    for one in mappings(read_json(path / "processes.json")):
         facts.processes.append(
             Process(
-                _whole(one.get("pid")),
+                whole(one.get("pid")),
                 str(one.get("name", "")),
                 str(one.get("state", ""))[:1],
                 _figure(one.get("busy")),
@@ -187,18 +189,20 @@ def _processes(facts: Facts, path: Path) -> None:
                 str(one.get("waits_in", "")),
             )
         )
-    for one in _mappings(read_json(path / "answers.json")):
+    for one in mappings(read_json(path / "answers.json")):
         status = one.get("status")
+        if status is not None and not isinstance(status, int):
+            continue
         facts.answers[str(one.get("path", ""))] = Answer(
             str(one.get("path", "")),
-            status if isinstance(status, int) else None,
+            status,
             _figure(one.get("seconds")) or 0.0,
             str(one.get("error", "")),
         )
     facts.arguments = arguments(path)
     environment = read_json(path / "process/environment.json")
     if isinstance(environment, dict):
-        facts.environment = {str(name): str(value) for name, value in environment.items()}
+        facts.environment = {name: str(value) for name, value in environment.items() if value is not None}
 
 
 def arguments(path: Path) -> dict[str, str]:
@@ -227,7 +231,8 @@ def read_json(path: Path, limit: int = machine.TEXT_LIMIT) -> Any:
         return None
 
 
-def _mappings(found: object) -> Iterable[Mapping[str, Any]]:
+def mappings(found: object) -> list[Mapping[str, Any]]:
+    """The mappings of a list; none where it is no list, as in a damaged file."""
     return [entry for entry in found if isinstance(entry, Mapping)] if isinstance(found, list) else []
 
 
@@ -235,7 +240,8 @@ def _pairs(text: str) -> dict[str, str]:
     return {name: value for name, equals, value in (line.partition("=") for line in text.splitlines()) if equals}
 
 
-def _whole(value: object) -> int:
+def whole(value: object) -> int:
+    """A whole number; 0 for anything else."""
     return value if isinstance(value, int) else 0
 
 

@@ -118,7 +118,7 @@ def _listing(system: Path) -> Iterator[tuple[str, float, str, Evidence]]:
 def _on_gpus(system: Path) -> Iterator[tuple[int, str, Evidence]]:
     for line in _lines(system, "gpu-processes.txt"):
         fields = [field.strip() for field in line.text.split(",")]
-        if len(fields) > 1 and fields[0].isdigit() and len(fields[0]) < 10:
+        if len(fields) > 1 and fields[0].isdecimal() and len(fields[0]) < 10:
             yield int(fields[0]), fields[1], line
 
 
@@ -175,13 +175,15 @@ def text(path: Path, limit: int = TEXT_LIMIT) -> str:
     try:
         with path.open("rb") as stream:
             return stream.read(limit).decode("utf-8", "replace")
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ""
 
 
 def unix_time(stamp: str) -> float | None:
     """Unix time of ``2026-11-29T101500Z`` or ``2026-11-29T10:15:00Z``."""
     try:
-        return datetime.datetime.strptime(stamp.replace(":", ""), "%Y-%m-%dT%H%M%S%z").timestamp()
-    except ValueError:
+        return (
+            datetime.datetime.strptime(stamp.replace(":", ""), "%Y-%m-%dT%H%M%S%z").astimezone(datetime.UTC).timestamp()
+        )
+    except (ValueError, OverflowError):  # no time, or one that UTC has no year for
         return None

@@ -98,7 +98,7 @@ def _most(facts: Facts) -> float | None:
     found = []
     for name, more in (("speculative-num-draft-tokens", 0), ("speculative-num-steps", 1)):
         value = facts.arguments.get(name, "")
-        if value.isdigit() and 0 < int(value[:6]) < 1000:
+        if value.isdecimal() and 0 < int(value[:6]) < 1000:
             found.append(float(int(value) + more))
     return min(found, default=None)
 
