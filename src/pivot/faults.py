@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "HOST-NONE": ("Groups and hosts of an inventory", "the inventory, or hosts"),
     "VAULT": ("The vault", "a file"),
     "VAR": ("Variables", "a host"),
-    "FILE": ("Files of the controller", "a host"),
+    "FILE": ("Files of the controller", "a host, or the file"),
     "PIN": ("The registry of pins", "a pin"),
     "WAIVER": ("Waivers", "a host"),
     "DEVICE": ("Devices of a container", "a host"),

@@ -264,6 +264,28 @@ def test_what_cannot_be_checked_is_one_sentence(arguments, said):
     assert "Traceback" not in done.stderr
 
 
+def test_files_that_are_no_yaml_are_named_with_their_lines(tmp_path):
+    inventory = tmp_path / "inventory"
+    (inventory / "group_vars/all").mkdir(parents=True)
+    (inventory / "hosts.yml").write_text("all:\n  hosts:\n\ta:\n")
+    (inventory / "group_vars/all/main.yml").write_text("a: 'b\n")
+    done = pivot_check(inventory)
+    assert done.returncode == 2
+    assert f"FILE-YAML  {inventory}/hosts.yml:3: " in done.stderr
+    assert f"FILE-YAML  {inventory}/group_vars/all/main.yml:2: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_node_and_numbers_that_cannot_be(lab):
+    wrong = {"proxmox_container_node": "pve9", "sglang_server_port": 99999, "proxmox_container_vmid": 7}
+    done = pivot_check(lab, "--host", "infer1", "-e", json.dumps(wrong))
+    assert done.returncode == 1
+    assert "proxmox_container_node is pve9, which is no host of this inventory" in done.stdout
+    assert "did you mean pve1?" in done.stdout
+    assert "sglang_server_port is 99999" in done.stdout
+    assert "write a number from 100 to 999999999" in done.stdout
+
+
 def test_a_closed_vault_is_named(lab, tmp_path):
     copy = tmp_path / "inventory/mine"
     shutil.copytree(lab, copy)

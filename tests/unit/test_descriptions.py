@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pivot.engines import descriptions, engine_models
-from pivot.engines.descriptions import DATA, describe, faults, load, render
+from pivot.engines.descriptions import DATA, describe, faults, load, render, versions_with
 from pivot.engines.engine_models import CAPTURES, SETTERS
 from pivot.engines.engine_source import DescriptionError, shape
 
@@ -312,6 +312,11 @@ def test_how_each_version_reads_ids(version, rule, embedding):
     if version != "0.5.9":
         assert eagle3[KIMI]["rule"] == rule
         assert eagle3[KIMI]["through"] == "kimi_k25.KimiK25ForConditionalGeneration"
+
+
+def test_which_versions_read_a_variable():
+    assert versions_with("SGLANG_ENABLE_SPEC_V2") == ["0.5.9", "0.5.12", "0.5.13"]
+    assert versions_with("SGLANG_NO_SUCH") == []
 
 
 def test_what_arrived_when():

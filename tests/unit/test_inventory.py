@@ -2,7 +2,7 @@ import pathlib
 
 import pytest
 
-from pivot.inventory import inventory
+from pivot.inventory import inventory, sizes
 
 SPECS = {
     "sglang_server": {"sglang_server_port": {"type": "int"}, "sglang_server_launch": {"type": "dict"}},
@@ -30,8 +30,27 @@ def test_a_variable_that_resembles_nothing_points_to_the_spec(place):
     assert "the command line" in finding.message
 
 
+@pytest.mark.parametrize(
+    "name", ["sglang_sever_port", "sglang_servers_port", "SGLANG_SERVER_PORT", "sglang-server-port"]
+)
+def test_a_misspelt_prefix_is_found_too(name, place):
+    (finding,) = inventory.unknown_variables("infer1", [name], SPECS, place)
+    assert finding.code == "VAR-UNKNOWN"
+    assert "is no variable of any role" in finding.message
+    assert finding.fix == "did you mean sglang_server_port?"
+
+
 def test_known_and_foreign_variables_are_silent(place):
-    names = ["sglang_server_port", "sglang_engine_root", "__sglang_server_x", "my_variable", "sglang"]
+    names = [
+        "server_port",
+        "sglang_port",
+        "llm_server_port",
+        "sglang_server_port",
+        "sglang_engine_root",
+        "__sglang_server_x",
+        "my_variable",
+        "sglang",
+    ]
     assert inventory.unknown_variables("infer1", names, SPECS, place) == []
 
 
@@ -136,9 +155,53 @@ def test_encrypted_files_are_found_beside_every_kind_of_inventory(place):
 
 def test_type_errors_say_where_the_value_was_set(place):
     message = "argument 'sglang_server_port' is of type str and we were unable to convert to int"
-    (finding,) = inventory.type_findings("infer1", [message], SPECS["sglang_server"], place)
+    options, values = SPECS["sglang_server"], {"sglang_server_port": "abc"}
+    (finding,) = inventory.type_findings("infer1", [message], options, place, values)
     assert finding.code == "VAR-TYPE"
-    assert "(set in group_vars/server.yml:3)" in finding.message
+    assert finding.message == ("sglang_server_port is 'abc', which is no whole number (set in group_vars/server.yml:3)")
+    assert finding.fix == "write a whole number, without quotes or a unit"
+    message = "value of sglang_server_launch must be one of: a, b, got: c"
+    (finding,) = inventory.type_findings("infer1", [message], options, place, values)
+    assert finding.message.startswith(message)
+
+
+def test_a_secret_of_a_wrong_type_is_not_shown(place):
+    options = {"sglang_server_api_key": {"type": "dict", "no_log": True}}
+    message = "argument 'sglang_server_api_key' is of type str and we were unable to convert to dict"
+    (finding,) = inventory.type_findings("infer1", [message], options, place, {"sglang_server_api_key": "hidden"})
+    assert "hidden" not in finding.message + finding.fix
+
+
+# --- files that are no YAML
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "what", "fix"),
+    [
+        ("group_vars/server.yml", "---\na:\n\tb: 1\n", 3, "\\t", "write spaces instead of the tab"),
+        ("group_vars/all/x.yaml", "---\na: 1\n  b: 2\n", 3, "mapping values are not allowed", "quotes, colons, indent"),
+        ("host_vars/a.yml", "---\na: 'b\n", 3, "(while scanning a quoted scalar, line 2)", "quotes, colons"),
+        ("hosts.yml", "all:\n  hosts:\n    a\n    b: 1\n", 4, "", "that line or the one above it"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_named_with_its_line(place, name, text, line, what, fix):
+    (place / name).parent.mkdir(exist_ok=True, parents=True)
+    (place / name).write_text(text)
+    (finding,) = inventory.broken(place)
+    assert (finding.code, finding.subject) == ("FILE-YAML", f"{place / name}:{line}")
+    assert what in finding.message
+    assert fix in finding.fix
+
+
+def test_every_broken_file_is_named_at_once_and_others_are_none(place):
+    (place / "group_vars/vault.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n6132\n")
+    (place / "group_vars/own.yml").write_text("a: !vault |\n  $ANSIBLE_VAULT\nb: !unsafe '{{'\n")
+    (place / "hosts.yml").write_text("all:\n")
+    (place / "notes.txt").write_text("\t{")
+    assert inventory.broken(place) == inventory.broken(place / "hosts.yml") == []
+    for name in ("one", "two"):
+        (place / f"group_vars/{name}.yml").write_bytes(b"a: \xff\xfe")
+    assert [finding.code for finding in inventory.broken(place / "hosts.yml")] == ["FILE-YAML", "FILE-YAML"]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +209,8 @@ def test_type_errors_say_where_the_value_was_set(place):
     [
         ({"a": {"proxmox_container_vmid": 101}, "b": {"proxmox_container_vmid": "101"}}, "vmid 101"),
         ({"a": {"ansible_host": "192.0.2.1"}, "b": {"ansible_host": "192.0.2.1"}}, "address 192.0.2.1"),
+        ({"a": {"ansible_host": "2001:DB8:0::1"}, "b": {"ansible_host": "2001:db8::1"}}, "address 2001:db8::1"),
+        ({"a": {"ansible_host": "LLM.example.org"}, "b": {"ansible_host": "llm.example.org"}}, "address llm.example"),
     ],
 )
 def test_two_hosts_with_one_id_or_address(hosts, words):
@@ -157,6 +222,62 @@ def test_two_hosts_with_one_id_or_address(hosts, words):
 def test_hosts_of_their_own_do_not_collide():
     hosts = {"a": {"proxmox_container_vmid": 101, "ansible_host": "x"}, "b": {"proxmox_container_vmid": 102}, "c": {}}
     assert inventory.collisions(hosts) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "fix"),
+    [
+        ({"proxmox_container_node": "pve1"}, None, ""),
+        ({"proxmox_container_node": "node-a", "proxmox_container_node_host": "pve1"}, None, ""),
+        ({}, None, ""),
+        ({"proxmox_container_node": "pve2"}, "HOST-NODE", "did you mean pve1?"),
+        ({"proxmox_container_node": "pve1", "proxmox_container_node_host": "xy"}, "HOST-NODE", "add it to the group"),
+    ],
+)
+def test_a_node_that_the_inventory_does_not_have(values, code, fix):
+    found = list(inventory.absent_nodes({"llm01": values, "pve1": {}}))
+    assert [finding.code for finding in found] == ([code] if code else [])
+    assert all(finding.fix.startswith(fix) for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [("inferense", "did you mean inference?"), ("proxmx", "did you mean proxmox?"), ("monitoring", None)],
+)
+def test_a_misspelt_group_beside_the_right_one(group, words, place):
+    members = {"all": ["a", "b"], "ungrouped": [], "inference": ["a"], group: ["b"]}
+    assert [finding.fix for finding in inventory.groups(members, place)] == ([words] if words else [])
+    assert inventory.groups({**members, "proxmox": ["b"]}, place) == []
+
+
+# --- numbers that have the right type
+
+
+SIZED = {
+    **{name: {"type": "int"} for name in (*sizes.LIMITS, "sglang_server_stop_seconds", "proxmox_container_swap")},
+    "sglang_server_nccl_port": {"type": "int", "default": 30001},
+    "gpu_runtime_memory_gib": {"type": "float"},
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"proxmox_container_vmid": 100, "proxmox_container_swap": 0, "gpu_runtime_memory_gib": 0}, ""),
+        ({"sglang_server_port": "30000", "sglang_server_stop_seconds": 1}, ""),
+        ({"sglang_server_port": "many", "sglang_server_stop_seconds": None, "proxmox_container_memory": True}, ""),
+        ({"proxmox_container_vmid": 99}, "write a number from 100 to 999999999"),
+        ({"sglang_server_port": 65536}, "write a number from 1 to 65535"),
+        ({"proxmox_container_memory": "-1"}, "write a number of 16 or more"),
+        ({"sglang_server_stop_seconds": 0}, "write a number of 1 or more"),
+        ({"gpu_runtime_memory_gib": -95.6}, "write a number of 0 or more"),
+        ({"sglang_server_port": 30001}, "write another port"),
+    ],
+)
+def test_numbers_that_cannot_be(values, said, place):
+    found = list(sizes.check("infer1", values, SIZED, place))
+    assert [finding.code for finding in found] == (["VAR-RANGE"] if said else [])
+    assert all(said in finding.fix for finding in found)
 
 
 def test_the_roles_of_this_project_have_specs_with_their_own_prefix():

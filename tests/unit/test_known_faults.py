@@ -167,6 +167,7 @@ SEEN: list[tuple[str, dict[str, Any], str]] = [
     ("S-01", {"launch__attention_backend": "trtllm_mla"}, "LAUNCH-BACKEND"),
     ("S-03", {"environment__SGLANG_ENABLE_JIT_DEEPGEMM": "1"}, "LAUNCH-BACKEND"),
     ("S-06", {"launch__kv_cache_dtype": "fp8_e4m3"}, "LAUNCH-KV-DTYPE"),
+    ("S-06", {"launch__kv_cache_dtype": "fp8_e5m2", "drafted": False}, "LAUNCH-KV-DTYPE"),
     ("S-07", {"launch__enable_flashinfer_allreduce_fusion": True}, "LAUNCH-USELESS"),
     ("S-08", {"launch__enable_torch_compile": True}, "LAUNCH-USELESS"),
     ("S-09", {"launch__mem_fraction_static": 0.94}, "BUDGET-ROOM"),

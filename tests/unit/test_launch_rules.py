@@ -53,7 +53,7 @@ def test_b02(given):
         "environment": fields.pop("env", {}),
         "capability": fields.pop("sm", None),
         "quantisation": fields.pop("target_quant", ""),
-        "drafter": "draft_path" not in fields or fields.pop("draft_path") is not None,
+        "drafter": fields.pop("draft_path") is not None if "draft_path" in fields else None,
     }
     fields.pop("draft_dtype", None)
     if "pp" in fields:
@@ -104,6 +104,9 @@ GOOD = [
     {"cuda-graph-bs-decode": [1, 2, 4]},
     {"served-model-name": "kimi-k2.5", "grammar-backend": "none"},
     {"default-chat-template-kwargs": {"thinking": False}},
+    {"context_length": 131072, "Tp-Size": 8, "--mem-fraction-static": 0.8},  # pivot.serving.launch refuses them
+    {"model-loader-extra-config": {"x": 1}, "load-format": "instanttensor"},
+    {"chunked-prefill-size": -1},
     TRIPLE,
 ]
 
@@ -132,8 +135,23 @@ BAD = [
     ({"cuda-graph-bs-decode": [1, "two"]}, "LAUNCH-VALUE error", "'two'"),
     ({"default-chat-template-kwargs": "{broken"}, "LAUNCH-VALUE error", "JSON"),
     ({"disable-cuda-graph": True}, "LAUNCH-DEPRECATED warning", "is deprecated in SGLang 0.5.23"),
-    ({"model-loader-extra-config": {"a": "true"}}, "LAUNCH-JSON warning", "write a: true without quotes"),
-    ({"model-loader-extra-config": '{"a": "False"}'}, "LAUNCH-JSON warning", "write a: false"),
+    (
+        {"model-loader-extra-config": {"enable_multithread_load": "true"}},
+        "LAUNCH-JSON warning",
+        "write enable_multithread_load: true without",
+    ),
+    ({"model-loader-extra-config": '{"enable_multithread_load": "Off"}'}, "LAUNCH-JSON warning", "load: false without"),
+    ({"default-chat-template-kwargs": {"thinking": "no"}}, "LAUNCH-JSON warning", "write thinking: false"),
+    ({"model-loader-extra-config": {"num_threads": "16"}}, "LAUNCH-LOADER error", "write num_threads: 16"),
+    ({"model-loader-extra-config": '{"num_threads": 0}'}, "LAUNCH-LOADER error", "num_threads is 0"),
+    ({"model-loader-extra-config": {"num_thread": 16}}, "LAUNCH-LOADER error", "did you mean num_threads?"),
+    ({"model-loader-extra-config": {"x": 1}}, "LAUNCH-LOADER error", "SGLang takes enable_multithread_load and num_th"),
+    ({"max-running-requests": -1}, "LAUNCH-VALUE error", "max-running-requests is -1, which is no count"),
+    ({"tp-size": "0"}, "LAUNCH-VALUE error", "write 1 or more"),
+    # a flag that SGLang spells otherwise is told where its form is looked at; its value all the same
+    ({"tp_size": "eight"}, "LAUNCH-VALUE error", "sglang_server_launch.tp_size is 'eight'"),
+    ({"--atention_backend": "triton"}, "LAUNCH-UNKNOWN error", "did you mean attention-backend?"),
+    ({"enable-pcie-oneshot-allreduce": True}, "LAUNCH-UNKNOWN error", "remove it, or pin an SGLang that has it"),
 ]
 
 
@@ -151,6 +169,9 @@ def test_bad_flags(flags, expected, said):
         ("SGLANG_ENABLE_JIT_DEEPGEMM", "off", ["ENV-VALUE error"], "true, 1, yes, y, false, 0, no, n"),
         ("SGLANG_ENABLE_JIT_DEEPGEMM", "", ["ENV-VALUE error"], "''"),
         ("SGLANG_ENABLE_JIT_DEPGEMM", "0", ["ENV-UNKNOWN error"], "did you mean SGLANG_ENABLE_JIT_DEEPGEMM?"),
+        ("SGLANG_ENABLE_SPEC_V2", "1", ["ENV-UNKNOWN error"], "remove it: it is of SGLang 0.5.9, 0.5.12, 0.5.13"),
+        # near a name, but of other words
+        ("SGLANG_ENABLE_QX_V2", "1", ["ENV-UNKNOWN warning"], "remove it, or pin"),
         ("SGLANG_QUITE_ANOTHER_THING_OF_A_COMPANION", "0", ["ENV-UNKNOWN warning"], "ignore it silently"),
         ("SGLANG_CACHE_DIT_SECONDARY_FN", "0", [], ""),  # put together in the source
         ("SGL_ENABLE_JIT_DEEPGEMM", "0", [], ""),
@@ -241,6 +262,12 @@ def test_trees_of_drafts(flags, expected):
         ({"moe-runner-backend": "marlin", "enable-metrics": True}, {"capability": "12.0"}),
         ({"speculative-algorithm": "EAGLE3"}, {"drafter": True}),
         ({"speculative-algorithm": "NGRAM"}, {"drafter": False}),
+        ({"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": 12}, {"drafter": False}),
+        ({"speculative-algorithm": "EAGLE3", "speculative-adaptive": True, "speculative-num-steps": 3}, {}),
+        ({"speculative-algorithm": "EAGLE"}, {"drafter": False, "own_drafter": True}),
+        ({"speculative-algorithm": "NEXTN"}, {"drafter": False, "own_drafter": True}),
+        ({}, {"drafter": False}),
+        ({}, {"environment": {"NCCL_P2P_DISABLE": "0x0"}}),
         ({**TRIPLE, "speculative-eagle-topk": 4, "speculative-num-draft-tokens": 8}, {}),
         ({"pp-size": 2}, {}),
         ({"pp-size": 1, "speculative-algorithm": "EAGLE3"}, {}),
@@ -252,6 +279,26 @@ def test_trees_of_drafts(flags, expected):
 )
 def test_relations_that_hold(flags, other):
     assert found(flags, **other) == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "other", "expected"),
+    [
+        ("NEXTN", {"drafter": False}, "LAUNCH-NO-DRAFTER error"),
+        ("standalone", {"drafter": False}, "LAUNCH-NO-DRAFTER error"),
+        # layers of the target draft for EAGLE and NEXTN alone
+        ("EAGLE3", {"drafter": False, "own_drafter": True}, "LAUNCH-NO-DRAFTER error"),
+        (None, {"drafter": True}, "LAUNCH-NO-ALGORITHM warning"),
+    ],
+)
+def test_drafters_and_algorithms(algorithm, other, expected):
+    flags = {"speculative-algorithm": algorithm} if algorithm else {}
+    assert [" ".join(item) for item in found(flags, **other)] == [expected]
+
+
+@pytest.mark.parametrize("value", ["1", "0x1", "01", " 1"])
+def test_peers_that_are_off_however_it_is_written(value):
+    assert found({}, {"NCCL_P2P_DISABLE": value}) == [("LAUNCH-PEERS", "error")]
 
 
 def test_several_faults_are_one_list():

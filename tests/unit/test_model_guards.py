@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pivot.drafters.model import check
-from pivot.drafters.pair import deployed, facts, quantisation, tensors_of
+from pivot.drafters.pair import deployed, drafts, facts, quantisation, tensors_of
 from pivot.drafters.pair_weights import NORMS
 from pivot.findings import Severity
 
@@ -60,6 +60,12 @@ DRAFTER_FAULTS = [
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
         [("ROPE", "warning")],
         "reaches 16384 tokens",
+    ),
+    (  # Llama 3.1 itself: it stretches by frequency, and reaches max_position_embeddings
+        "rope_scaling",
+        {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+        [],
+        "",
     ),
     ("architectures", ["LlamaForCausalLM3"], [("ARCHITECTURE", "error")], "has no class LlamaForCausalLM3"),
     ("architectures", [], [("CONFIG", "error")], "a list with the name of a class"),
@@ -116,6 +122,21 @@ def test_a_fault_in_the_drafters_header(name, value, expected, said):
     given = pair(tensors=changed(HEADER, name, value))
     assert found(given) == expected
     assert said in text(given)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_nextn_predict_layers": 1}, True),  # DeepSeek-V3
+        ({"num_nextn_predict_layers": 0}, False),  # Kimi-K2
+        ({"text_config": {"mtp_num_hidden_layers": 1}}, True),  # Qwen3.5
+        ({"text_config": []}, False),
+        (TARGET, False),
+        (None, False),
+    ],
+)
+def test_checkpoints_that_bring_layers_that_draft(config, expected):
+    assert drafts(config) is expected
 
 
 # of weights and a config that are not of one revision

@@ -90,6 +90,7 @@ def test_other_variables_are_none_of_its_business():
         ("P2P_LEVEL", "nvl"),
         ("BUFFSIZE", "67108864"),
         ("BUFFSIZE", "0x4000000"),
+        ("MIN_NCHANNELS", "8 "),  # of white space another check speaks, and NCCL reads 8
         ("NTHREADS", "512"),
         ("MIN_NCHANNELS", "32"),
         ("PROTO", "LL"),

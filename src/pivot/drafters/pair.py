@@ -18,6 +18,8 @@ from pivot.wirings.wiring import as_inputs
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 IDS = "eagle_aux_hidden_state_layer_ids"
+# how configs name the number of their own drafting layers
+DRAFTING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 DEFAULT_COUNT = 3  # states an engine takes when nothing says how many
 
 
@@ -242,6 +244,13 @@ def quantisation(target: object) -> str:
         if isinstance(given, Mapping) and given:
             return str(given.get("quant_method") or given.get("quant_algo") or "unnamed")
     return ""
+
+
+def drafts(target: object) -> bool:
+    """Whether a target's config says that its checkpoint has layers that draft (multi-token prediction)."""
+    configs = [target, target.get("text_config") if isinstance(target, Mapping) else None]
+    counts = [config.get(key) for config in configs if isinstance(config, Mapping) for key in DRAFTING]
+    return any(isinstance(count, int) and count > 0 for count in counts)
 
 
 def tensors_of(manifest: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -91,7 +91,9 @@ def _rope(look: Look) -> None:
     if theta is not None and _positive(theta) < 1000:
         message = f"rope_theta of the drafter is {short(theta)}; values from 10000 on are usual"
         look.found.add("ROPE", WARNING, message, "compare it with the one it was trained with")
-    reach = int(_positive(scaling.get("original_max_position_embeddings")) * _positive(scaling.get("factor")))
+    # llama3 stretches by frequency: how far is max_position_embeddings
+    stretched = {} if scaling.get("rope_type", scaling.get("type")) == "llama3" else scaling
+    reach = int(_positive(stretched.get("original_max_position_embeddings")) * _positive(stretched.get("factor")))
     asked = look.context()
     if reach and asked and reach < asked:
         message = f"the drafter's rope scaling reaches {reach} tokens, but the context is {asked}"

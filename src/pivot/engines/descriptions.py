@@ -82,6 +82,21 @@ def load(version: str, folder: Path = DATA / "engines") -> dict[str, Any] | None
     return description
 
 
+def versions_with(variable: str, folder: Path = DATA / "engines") -> list[str]:
+    """The described versions of SGLang that read an environment variable, oldest first."""
+    return [version for version, names in _variables(folder) if variable in names]
+
+
+@functools.cache
+def _variables(folder: Path) -> tuple[tuple[str, frozenset[str]], ...]:
+    found = []
+    for path in folder.glob("sglang-*.json"):
+        version = path.stem.removeprefix("sglang-")
+        description = load(version, folder) or {}
+        found.append((version, frozenset((description.get("environment") or {}).get("variables") or ())))
+    return tuple(sorted(found, key=lambda item: Version(item[0])))
+
+
 def faults(version: str, facts: Iterable[str], path: Path = DATA / "engine_faults.yml") -> list[dict[str, str]]:
     """The known faults of a version that the facts of a deployment meet.
 

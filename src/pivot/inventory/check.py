@@ -15,12 +15,12 @@ from typing import Any
 
 from pivot import faults
 from pivot.drafters import model
-from pivot.drafters.pair import deployed, quantisation
+from pivot.drafters.pair import deployed, drafts, quantisation, release
 from pivot.engines import descriptions, patches, wheelhouse
 from pivot.engines.engine import EngineError
 from pivot.engines.engine_source import DescriptionError
 from pivot.findings import Finding, Severity, errors, render, waive
-from pivot.inventory import devices, inventory, nodes, paths, pins
+from pivot.inventory import devices, inventory, nodes, paths, pins, sizes
 from pivot.places import file_at
 from pivot.pve import proxmox_raw
 from pivot.serving import budget, launch, launch_rules, nccl
@@ -141,7 +141,8 @@ def run(
     containers = [name for name in whole.groups.get(inventory.CONTAINERS, ()) if name in whole.addresses]
     together = nodes.check([nodes.node(name, whole.addresses[name]) for name in containers])
     together += devices.given_twice({name: whole.addresses[name] for name in containers})
-    found += waive(WHOLE, [*inventory.collisions(whole.addresses), *together], common, faults.codes)
+    together += [*inventory.collisions(whole.addresses), *inventory.absent_nodes(whole.addresses)]
+    found += waive(WHOLE, together, common, faults.codes)
     return Report(tuple(dict.fromkeys(found)), said)
 
 
@@ -178,7 +179,8 @@ def _variables(
     yield from proxmox_raw.deployed(host.name, values)
     yield from _patches(host, project)
     for options in specs.values():
-        yield from inventory.type_findings(host.name, validate(options, values), options, host.place)
+        yield from inventory.type_findings(host.name, validate(options, values), options, host.place, values)
+        yield from sizes.check(host.name, values, options, host.place)
 
 
 def _patches(host: Host, project: Path) -> list[Finding]:
@@ -224,6 +226,7 @@ def _engine(
     except DescriptionError as error:
         fix = "describe the wheel again: pivot engine describe WHEEL"
         return None, [Finding("ENGINE-DESCRIPTION", Severity.ERROR, host.name, str(error), fix)]
+    target = (release(host.values, host.values.get("sglang_server_model_path"), read_manifest) or {}).get("config")
     settings = launch_rules.Launch(
         subject=host.name,
         flags=flags,
@@ -231,7 +234,8 @@ def _engine(
         version=version,
         engine=engine,
         drafter=bool(host.values.get("sglang_server_drafter_path")),
-        quantisation=quantisation(pair.target) if pair else "",
+        quantisation=quantisation(target),
+        own_drafter=drafts(target),
         capability=str(host.values.get("gpu_runtime_compute_capability") or "") or None,
     )
     verdict = model.check(pair) if pair else None

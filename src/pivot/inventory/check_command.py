@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     if not parsed.inventory.exists():
         return _refused(f"there is no inventory {parsed.inventory}")
+    if broken := inventory.broken(parsed.inventory):
+        print(render(broken), file=sys.stderr)
+        return 2
     # Ansible reads its settings while it is imported, so it has to be told before
     if not Path("ansible.cfg").exists():
         os.environ.setdefault("ANSIBLE_CONFIG", str(PROJECT / "ansible.cfg"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ Options = Mapping[str, Mapping[str, Any]]
 VAULT_HEADER = b"$ANSIBLE_VAULT"
 # the groups that playbooks name
 CONTAINERS, NODES = "inference", "proxmox"
+# what names a container's node as ssh reaches it, the first that is set
+NODE_NAMES = ("proxmox_container_node_host", "proxmox_container_node")
 # files of the controller by the variable that names them: whether it is the file or its directory that has to be there,
 # and what would be right
 FILES = {
@@ -28,6 +31,15 @@ FILES = {
     ),
     "sglang_engine_lock": ("file", "name a lock of requirements/engine"),
     "sglang_server_health_prompts": ("file", "name a file like lab/models/prompts.json, or write null"),
+}
+
+# what is right for a type that the specs name, and how it is written
+RIGHT = {
+    "int": ("whole number", "write a whole number, without quotes or a unit"),
+    "float": ("number", "write a number, without quotes or a unit"),
+    "bool": ("boolean", "write true or false"),
+    "list": ("list", "write a list: [a, b], or a line with - for each"),
+    "dict": ("mapping", "write a mapping: {name: value}, or a line for each"),
 }
 
 
@@ -73,11 +85,25 @@ def groups(members: Mapping[str, Sequence[str]], inventory: Path) -> list[Findin
             fix = f"put the containers under {CONTAINERS}, as inventory/example/hosts.yml does, or name another with -i"
         message = f"no host is in the group {CONTAINERS}, so there is nothing to deploy"
         findings.append(Finding("HOST-NONE", Severity.ERROR, "the inventory", message, fix))
+    else:
+        findings += _misspelt_groups(members, inventory)
     for host in sorted(stray):
         message = f"the host {host} ({where_set(host, inventory)}) is in no group, so nothing would be done with it"
         fix = f"put it under {CONTAINERS} (containers) or {NODES} (nodes), or remove it"
         findings.append(Finding("HOST-UNGROUPED", Severity.ERROR, "the inventory", message, fix))
     return findings
+
+
+def _misspelt_groups(members: Mapping[str, Sequence[str]], inventory: Path) -> Iterator[Finding]:
+    """Groups beside the right ones that no play names, with hosts that are in no other."""
+    ours = {host for group in (CONTAINERS, NODES) for host in members.get(group, ())}
+    for group in sorted(members.keys() - {"all", "ungrouped", CONTAINERS, NODES}):
+        close = difflib.get_close_matches(group, (CONTAINERS, NODES), n=1, cutoff=0.8)
+        lost = [host for host in members[group] if host not in ours]
+        if close and lost:
+            place = f"{group} ({where_set(group, inventory)})"
+            message = f"{', '.join(lost)}: in the group {place}, which no playbook names"
+            yield Finding("HOST-UNGROUPED", Severity.ERROR, "the inventory", message, f"did you mean {close[0]}?")
 
 
 def undefined(subject: str, problems: Mapping[str, str], inventory: Path) -> list[Finding]:
@@ -93,7 +119,7 @@ def undefined(subject: str, problems: Mapping[str, str], inventory: Path) -> lis
             key, what = ("VAR-UNDEFINED", _how_to_set(lacking[name], lab_down=lab_down)), lacking[name]
             causes.setdefault(key, {}).setdefault(what, set()).add(name)
         else:
-            what = " ".join(text.split())
+            what = _plainly(" ".join(text.split()))
             causes.setdefault(("VAR-EXPRESSION", what), {}).setdefault(what, set()).add(name)
     findings = []
     for (code, fix), group in sorted(causes.items()):
@@ -105,6 +131,12 @@ def undefined(subject: str, problems: Mapping[str, str], inventory: Path) -> lis
             message, advice = f"{users} cannot be worked out: {fix}", "correct the expression there, or what it reads"
         findings.append(Finding(code, Severity.ERROR, subject, message, advice))
     return findings
+
+
+def _plainly(text: str) -> str:
+    """What Ansible says, where that is only a piece of the expression."""
+    match = re.fullmatch(r"hostvars\[['\"](.+)['\"]\]", text)
+    return f"there is no host {match[1]} in the inventory" if match else text
 
 
 def _some(items: Sequence[str]) -> str:
@@ -162,6 +194,33 @@ def files(subject: str, values: Mapping[str, Any], inventory: Path) -> list[Find
     return findings
 
 
+def broken(source: Path) -> list[Finding]:
+    """YAML files of an inventory source that cannot be read at all, each with the place of its first fault."""
+    directory = source if source.is_dir() else source.parent
+    paths = [*directory.glob("group_vars/**/*"), *directory.glob("host_vars/**/*")]
+    paths += [*directory.glob("*")] if source.is_dir() else [source]
+    found = []
+    for path in sorted(item for item in paths if item.suffix in (".yml", ".yaml") and file_at(item)):
+        try:
+            for _ in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
+                pass
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            found.append(_broken(path, error))
+    return found
+
+
+def _broken(path: Path, error: Exception) -> Finding:
+    mark, what, line = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error), ""
+    if mark is not None:
+        line = f":{mark.line + 1}"
+        begun = getattr(error, "context_mark", None)
+        what += f" ({getattr(error, 'context', None)}, line {begun.line + 1})" if begun else ""
+    fix = "correct that line or the one above it: quotes, colons, indentation"
+    if "\\t" in what:
+        fix = "write spaces instead of the tab"
+    return Finding("FILE-YAML", Severity.ERROR, f"{path}{line}", f"this is no YAML: {' '.join(what.split())}", fix)
+
+
 def vaults(source: Path) -> list[Path]:
     """The encrypted files among the variables of an inventory source, which is a directory or a file in one."""
     directory = source if source.is_dir() else source.parent
@@ -189,38 +248,65 @@ def closed_vault(path: Path) -> Finding:
 def unknown_variables(
     subject: str, variables: Iterable[str], specs: Mapping[str, Options], inventory: Path
 ) -> list[Finding]:
-    """Variables with a role's prefix that the role does not know; a misspelt one would be ignored silently."""
+    """Variables with a role's prefix, or nearly so, that the role does not know; one would be ignored silently."""
+    known = [name for options in specs.values() for name in options]
     findings = []
     for name in sorted(variables):
         owners = [role for role in specs if name.startswith(f"{role}_")]
-        if not owners or any(name in specs[role] for role in owners):
+        if any(name in specs[role] for role in owners):
             continue
-        role = max(owners, key=len)
-        # the prefix is common to all, so only what follows it can tell them apart
-        rest = [option.removeprefix(f"{role}_") for option in specs[role]]
-        close = difflib.get_close_matches(name.removeprefix(f"{role}_"), rest, n=1)
-        findings.append(
-            Finding(
-                "VAR-UNKNOWN",
-                Severity.ERROR,
-                subject,
-                f"{name} ({where_set(name, inventory)}) is no variable of the role {role}",
-                f"did you mean {role}_{close[0]}?" if close else f"see roles/{role}/meta/argument_specs.yml",
-            )
-        )
+        if owners:
+            role = max(owners, key=len)
+            # the prefix is common to all, so only what follows it can tell them apart
+            rest = [option.removeprefix(f"{role}_") for option in specs[role]]
+            close = difflib.get_close_matches(name.removeprefix(f"{role}_"), rest, n=1)
+            what = f"no variable of the role {role}"
+            fix = f"did you mean {role}_{close[0]}?" if close else f"see roles/{role}/meta/argument_specs.yml"
+        elif meant := _nearly(name, known):
+            what, fix = "no variable of any role, so nothing would read it", f"did you mean {meant}?"
+        else:
+            continue
+        message = f"{name} ({where_set(name, inventory)}) is {what}"
+        findings.append(Finding("VAR-UNKNOWN", Severity.ERROR, subject, message, fix))
     return findings
 
 
-def type_findings(subject: str, messages: Iterable[str], variables: Iterable[str], inventory: Path) -> list[Finding]:
+def _nearly(name: str, known: Sequence[str]) -> str:
+    """The variable of a role that a name without a role's prefix is a slip for, empty when it is a name of its own."""
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.93)
+    return close[0] if close else ""
+
+
+def type_findings(
+    subject: str, messages: Iterable[str], options: Options, inventory: Path, values: Mapping[str, Any]
+) -> list[Finding]:
     """What Ansible's own validator says about a role's arguments, with the place where each was set."""
-    known = set(variables)
     findings = []
     for message in messages:
-        name = next((word for word in re.findall(r"\w+", message) if word in known), None)
+        name = next((word for word in re.findall(r"\w+", message) if word in options), None)
         place = f" (set in {where_set(name, inventory)})" if name else ""
-        fix = "give it the type or one of the values that the message names" if name else "set it"
-        findings.append(Finding("VAR-TYPE", Severity.ERROR, subject, f"{message}{place}", fix))
+        text, fix = message, "give it the type or one of the values that the message names" if name else "set it"
+        if name and f"argument '{name}'" in message and options[name].get("type") in RIGHT:
+            what, fix = RIGHT[options[name]["type"]]
+            given = "what it is" if options[name].get("no_log") else f"{values.get(name)!r:.60}"
+            text = f"{name} is {given}, which is no {what}"
+        findings.append(Finding("VAR-TYPE", Severity.ERROR, subject, f"{text}{place}", fix))
     return findings
+
+
+def absent_nodes(hosts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Nodes of containers that the inventory does not have: ssh would try the bare name, without any of its settings.
+
+    hosts: variables of every host; proxmox_container_node_host is looked at, or proxmox_container_node without it.
+    """
+    for host, values in sorted(hosts.items()):
+        name = next((key for key in NODE_NAMES if values.get(key)), None)
+        if name is None or str(values[name]) in hosts:
+            continue
+        close = difflib.get_close_matches(str(values[name]), [*hosts.keys() - {host}], n=1)
+        message = f"{name} is {values[name]}, which is no host of this inventory"
+        fix = f"did you mean {close[0]}?" if close else f"add it to the group {NODES} with its address, or correct it"
+        yield Finding("HOST-NODE", Severity.ERROR, host, message, fix)
 
 
 def collisions(hosts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
@@ -231,12 +317,21 @@ def collisions(hosts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     return [*_shared(hosts, "proxmox_container_vmid", "vmid"), *_shared(hosts, "ansible_host", "address")]
 
 
+def _same(value: object) -> str:
+    """A value so that two spellings of one number, name or address (2001:DB8::1, 2001:db8:0::1) are equal."""
+    text = str(value).strip().lower()
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return text
+
+
 def _shared(hosts: Mapping[str, Mapping[str, Any]], variable: str, word: str) -> Iterator[Finding]:
     owners: dict[str, list[str]] = {}
     for host in sorted(hosts):
         value = hosts[host].get(variable)
         if value is not None:
-            owners.setdefault(str(value), []).append(host)
+            owners.setdefault(_same(value), []).append(host)
     for value, names in sorted(owners.items()):
         if len(names) > 1:
             yield Finding(

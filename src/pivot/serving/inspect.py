@@ -17,7 +17,7 @@ import yaml
 from pivot.bundles.redact import MASK
 from pivot.drafters import model
 from pivot.drafters.configs import short
-from pivot.drafters.pair import IDS, Pair, quantisation, tensors_of
+from pivot.drafters.pair import IDS, Pair, drafts, quantisation, tensors_of
 from pivot.engines import descriptions
 from pivot.engines.provenance import some
 from pivot.findings import Finding, Severity, render
@@ -181,6 +181,7 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
         capability=next(iter(host["capabilities"]), None),
         drafter=bool(drafter),
         quantisation=quantisation(target.get("config")),
+        own_drafter=drafts(target.get("config")),
     )
     formal = launch.check(subject, {name: flags[name] for name in flags if name not in OWN}, environment)
     transport = nccl.Settings(

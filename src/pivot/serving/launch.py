@@ -32,7 +32,8 @@ RESERVED = {
 }
 # bytes; the files of a server are some kilobytes, and a disk that full is about to fail anyway
 LEAST_FREE = 4 << 20
-_NAME = re.compile(r"^[A-Z_][A-Z0-9_]*$")
+# proxies are named in small letters, which is how they are read
+_NAME = re.compile(r"^([A-Z_][A-Z0-9_]*|(http|https|ftp|all|no)_proxy)$")
 _FLAG = re.compile(r"^[a-z][a-z0-9-]*$")
 
 

@@ -15,7 +15,9 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from pivot.engines import descriptions
 from pivot.findings import Finding, Severity
+from pivot.serving.nccl import alike
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 FLAGS, VARIABLES = "sglang_server_launch", "sglang_server_environment"
@@ -40,14 +42,29 @@ TREES = frozenset({"flashinfer", "fa3", "triton"})
 # variables that switch a check of the engine off
 BYPASSES = ("SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK", "FLASHINFER_DISABLE_VERSION_CHECK")
 TRUE = ("true", "1", "yes", "y")
+# words for a boolean, and what YAML or JSON call it
+WORDS = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
+# algorithms of one family in SGLang (arg_groups/speculative_hook.py): three numbers or none, a drafter of their own
+EAGLES = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+# of them those whose drafter can be layers of the target's own checkpoint
+OWN_LAYERS = ("EAGLE", "NEXTN")
+# numbers that a start with 0 or less cannot use
+COUNTS = (
+    *("tp-size", "tensor-parallel-size", "pp-size", "pipeline-parallel-size", "dp-size", "data-parallel-size"),
+    *("ep-size", "expert-parallel-size", "context-length", "max-running-requests", "max-total-tokens", "page-size"),
+    *("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens", "watchdog-timeout"),
+)
+# what SGLang's own loaders take in model-loader-extra-config; another key ends the start
+LOADER_KEYS = {"enable_multithread_load": bool, "num_threads": int}
 Wrong = tuple[str, Severity, str, str]
 """A finding's code, severity, message and fix."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The settings of one host. capability: of its GPUs, ``12.0``, None when not known; drafter: whether one is
-    deployed; quantisation: method of the target's checkpoint, empty when it has none."""
+    """The settings of one host. capability: of its GPUs, ``12.0``; drafter: whether one is deployed; both None when not
+    known; quantisation: method of the target's checkpoint, empty when it has none; own_drafter: whether that
+    checkpoint brings layers that draft."""
 
     subject: str
     flags: Mapping[str, Any]
@@ -55,8 +72,9 @@ class Launch:
     version: str = ""
     engine: Mapping[str, Any] | None = None
     capability: str | None = None
-    drafter: bool = True
+    drafter: bool | None = None
     quantisation: str = ""
+    own_drafter: bool = False
 
 
 def check(launch: Launch) -> list[Finding]:
@@ -87,12 +105,13 @@ def _flag(
 ) -> Iterator[Wrong]:
     """One flag of the inventory; value is as YAML holds it."""
     where = f"{FLAGS}.{name}"
+    name = name.lstrip("-").replace("_", "-").lower()  # pivot.serving.launch says where it is spelt otherwise
     if name not in names:
         begun = {names[other] for other in names if other.startswith(name)}
         if len(begun) == 1:
             whole = next(iter(begun))
             yield "LAUNCH-SHORT", WARNING, f"{where} is short for {whole} of SGLang {version}", f"write {whole}"
-            yield from _value(f"{FLAGS}.{name}", value, table[whole])
+            yield from _value(where, value, table[whole])
             return
         yield "LAUNCH-UNKNOWN", ERROR, f"{where} is no flag of SGLang {version}", _meant(name, names)
         return
@@ -104,7 +123,7 @@ def _flag(
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.75)
     return f"did you mean {close[0]}?" if close else "remove it, or pin an SGLang that has it"
 
 
@@ -183,9 +202,14 @@ def _variable(name: str, value: object, settings: Mapping[str, Any], version: st
     if name not in known and new not in known:
         if not new.startswith(tuple(settings.get("families") or ())):
             # what resembles no name may be read by a companion of SGLang
-            severity = ERROR if difflib.get_close_matches(new, list(known), n=1, cutoff=0.85) else WARNING
+            near = difflib.get_close_matches(new, list(known), n=3, cutoff=0.85)
+            close = [other for other in near if alike(new, other)]
             message = f"{where} is no variable of SGLang {version}, which would ignore it silently"
-            yield "ENV-UNKNOWN", severity, message, _meant(new, known)
+            if others := descriptions.versions_with(name):
+                yield "ENV-UNKNOWN", ERROR, message, f"remove it: it is of SGLang {', '.join(others)}"
+            else:
+                fix = f"did you mean {close[0]}?" if close else "remove it, or pin an SGLang that has it"
+                yield "ENV-UNKNOWN", ERROR if close else WARNING, message, fix
         return
     kind, text = known.get(name, known.get(new)), _plain(value)
     words = settings.get("booleans") or {}
@@ -223,14 +247,27 @@ def _algorithm(launch: Launch) -> str:
 
 
 def _drafter(launch: Launch) -> Iterator[Wrong]:
-    if _algorithm(launch) in ("EAGLE", "EAGLE3") and not launch.drafter:
-        message = (
-            f"speculative-algorithm is {_algorithm(launch)}, but no drafter is deployed: the target would be loaded"
-        )
+    algorithm = _algorithm(launch)
+    if launch.drafter and not algorithm:
+        message = "a drafter is deployed, but speculative-algorithm is not set, so it would not be used"
+        fix = "write speculative-algorithm: EAGLE3, or sglang_server_drafter_path: null"
+        yield "LAUNCH-NO-ALGORITHM", WARNING, message, fix
+    elif algorithm in EAGLES and launch.drafter is False and not (algorithm in OWN_LAYERS and launch.own_drafter):
+        message = f"speculative-algorithm is {algorithm}, but no drafter is deployed: the target would be loaded"
         yield "LAUNCH-NO-DRAFTER", ERROR, f"{message} twice (sglang issue 36528)", "set sglang_server_drafter_path"
 
 
+def _counts(launch: Launch) -> Iterator[Wrong]:
+    for name in COUNTS:
+        value = launch.flags.get(name)
+        if re.fullmatch(r"-[0-9]{1,18}|0", _plain(value)):
+            yield "LAUNCH-VALUE", ERROR, f"{FLAGS}.{name} is {value}, which is no count", "write 1 or more"
+
+
 def _triple(launch: Launch) -> Iterator[Wrong]:
+    """The three numbers of a draft; other algorithms have numbers of their own, and adaptive steps choose them."""
+    if _algorithm(launch) not in ("", *EAGLES) or _flag_of(launch, "speculative-adaptive") is True:
+        return
     names = ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens")
     values = {name: _flag_of(launch, name) for name in names}
     given = [name for name in names if values[name] is not None]
@@ -240,7 +277,7 @@ def _triple(launch: Launch) -> Iterator[Wrong]:
         yield "LAUNCH-TRIPLE", ERROR, message, f"add {', '.join(missing)}, or remove all three"
         return
     steps, topk, tokens = (_number(values[name]) for name in names)
-    if topk == 1 and steps is not None and tokens is not None and tokens != steps + 1:
+    if topk == 1 and steps and tokens is not None and tokens != steps + 1:
         message = f"{names[2]} is {tokens}, but with topk 1 and {steps} steps SGLang takes {steps + 1} silently"
         yield "LAUNCH-TRIPLE", ERROR, message, f"topk 1 => write {names[2]}: {steps + 1}"
     if topk is not None and topk > 1 and _is_on(launch, "SGLANG_ENABLE_SPEC_V2"):
@@ -304,16 +341,33 @@ def _json_words(launch: Launch) -> Iterator[Wrong]:
     for name, value in launch.flags.items():
         data = _parsed(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
         for key, item in data.items() if isinstance(data, Mapping) else ():
-            if isinstance(item, str) and item.lower() in ("true", "false"):
+            if isinstance(item, str) and item.lower() in WORDS:
                 message = f'{FLAGS}.{name}: {key} is the text "{item}", and every text counts as true'
-                yield "LAUNCH-JSON", WARNING, message, f"write {key}: {item.lower()} without quotes"
+                yield "LAUNCH-JSON", WARNING, message, f"write {key}: {WORDS[item.lower()]} without quotes"
+
+
+def _loader(launch: Launch) -> Iterator[Wrong]:
+    """What SGLang's own loaders refuse; other load formats have options of their own."""
+    value = launch.flags.get("model-loader-extra-config")
+    data = _parsed(value) if isinstance(value, str) else value
+    if not isinstance(data, Mapping) or _flag_of(launch, "load-format") not in (None, "auto", "safetensors"):
+        return
+    where = f"{FLAGS}.model-loader-extra-config"
+    for key, item in data.items():
+        if key not in LOADER_KEYS:
+            close = difflib.get_close_matches(str(key), list(LOADER_KEYS), n=1)
+            fix = f"did you mean {close[0]}?" if close else f"SGLang takes {' and '.join(LOADER_KEYS)}"
+            yield "LAUNCH-LOADER", ERROR, f"{where}: {_short(key)} is no option of the loader", fix
+        elif LOADER_KEYS[key] is int and _number(item if isinstance(item, int) else None) in (None, 0):
+            message = f"{where}: {key} is {_short(item)}, not a number of threads"
+            yield "LAUNCH-LOADER", ERROR, message, f"write {key}: 16, without quotes"
 
 
 def _peers(launch: Launch) -> Iterator[Wrong]:
-    if _plain(launch.environment.get("NCCL_P2P_DISABLE", "0")) == "1" and not _flag_of(
-        launch, "disable-custom-all-reduce"
-    ):
-        message = "NCCL_P2P_DISABLE is 1, but SGLang's own all-reduce would still use peer access, and hang or compute"
+    # as NCCL reads it: 0x1 too, and nothing but 1
+    off = re.fullmatch(r"\s*\+?(0[xX])?0*1\s*", _plain(launch.environment.get("NCCL_P2P_DISABLE", "0")))
+    if off and not _flag_of(launch, "disable-custom-all-reduce"):
+        message = "NCCL_P2P_DISABLE is on, but SGLang's own all-reduce would still use peer access, and hang or compute"
         yield "LAUNCH-PEERS", ERROR, f"{message} wrong data", "write disable-custom-all-reduce: true"
     segments = "expandable_segments:true" in _plain(launch.environment.get("PYTORCH_CUDA_ALLOC_CONF", "")).lower()
     if segments and _flag_of(launch, "enable-pcie-oneshot-allreduce"):
@@ -350,12 +404,14 @@ def _simulates(length: object) -> bool:
 
 RULES: tuple[Callable[[Launch], Iterator[Wrong]], ...] = (
     _drafter,
+    _counts,
     _triple,
     _pipeline,
     _backends,
     _tree,
     _cache,
     _json_words,
+    _loader,
     _peers,
     _left_on,
 )

@@ -134,7 +134,7 @@ def _names(settings: Settings) -> Iterator[Wrong]:
         if known is None:
             close = difflib.get_close_matches(name, list(table()), n=1, cutoff=0.85)
             # NCCL reads more than NVIDIA documents: only what can hardly be anything else stops a run
-            severity = ERROR if close and _misspelt(name, close[0]) else WARNING
+            severity = ERROR if close and alike(name, close[0]) else WARNING
             message = f"{WHERE}.{name} is no variable that NVIDIA documents, and NCCL ignores what it does not know"
             fix = f"did you mean {close[0]}?" if close else "correct the name, or remove it unless your NCCL reads it"
             yield "NCCL-UNKNOWN", severity, message, fix
@@ -143,7 +143,7 @@ def _names(settings: Settings) -> Iterator[Wrong]:
         yield from _value(name, value, known)
 
 
-def _misspelt(name: str, known: str) -> bool:
+def alike(name: str, known: str) -> bool:
     """Whether a name has the known one's words, each with a slip at most: NET for PCI is another variable."""
     words, right = name.split("_"), known.split("_")
     return len(words) == len(right) and all(
@@ -190,7 +190,8 @@ def _value(name: str, value: str, known: Mapping[str, Any]) -> Iterator[Wrong]:
         yield from _selection(where, value, known["one_of"])
 
 
-def _integer(where: str, value: str, known: Mapping[str, Any]) -> Iterator[Wrong]:
+def _integer(where: str, text: str, known: Mapping[str, Any]) -> Iterator[Wrong]:
+    value = text.strip()  # white space is a finding of its own, and nothing to strtoll
     allowed, least, most = known.get("one_of"), known.get("min"), known.get("max")
     if allowed:
         right = f"write {' or '.join(map(str, allowed))}"
