@@ -11,12 +11,12 @@ from pivot.program import program
 
 DOCUMENTATION = """
 name: program
-short_description: A package as the text of one program
+short_description: A script or package as the text of one program
 description: For the standard input of an interpreter (`python -I - ARGUMENTS`); it runs the package's `__main__`.
 author: Pivot contributors
 options:
   _terms:
-    description: Directories of packages below the role's C(files).
+    description: Scripts, or directories of packages, below the role's C(files).
     type: list
     elements: path
     required: true

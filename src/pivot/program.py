@@ -40,27 +40,32 @@ def program(path: Path) -> str:
 
     path: a script, or the directory of a package with a ``__main__`` and no packages below.
     """
+    return _RUN.format(main=path.stem, sources=json.dumps(sources(path)))
+
+
+def sources(path: Path) -> dict[str, str]:
+    """The modules of a script or package and those of `pivot` that they import, by their full names."""
     own = _package(path) if path.is_dir() else {path.stem: path.read_text(encoding="utf-8")}
-    sources = dict(own)
+    found = dict(own)
     todo = list(own.values())
     while todo:
         for name in _imported(todo.pop()):
-            if name not in sources:
-                sources[name] = _source(name)
-                todo.append(sources[name])
-    return _RUN.format(main=path.stem, sources=json.dumps(sources))
+            if name not in found:
+                found[name] = _source(name)
+                todo.append(found[name])
+    return found
 
 
 def _package(path: Path) -> dict[str, str]:
     """The modules of a package by their full names."""
-    sources = {
+    found = {
         path.name if file.stem == "__init__" else f"{path.name}.{file.stem}": file.read_text(encoding="utf-8")
         for file in sorted(path.glob("*.py"))
     }
     for needed in (path.name, f"{path.name}.__main__"):
-        if needed not in sources:
+        if needed not in found:
             raise FileNotFoundError(f"{path} is no package that can be run: it lacks {needed}")
-    return sources
+    return found
 
 
 def _imported(text: str) -> Iterator[str]:

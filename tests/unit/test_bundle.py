@@ -202,7 +202,7 @@ def test_a_node_gives_its_facts_and_what_it_knows_of_the_container(tmp_path: Pat
         '#!/bin/sh\n[ "$1 $2" = "config 101" ] && echo "memory: 6144" && echo "description: token=made-up-1"\n'
     )
     pct.chmod(0o755)
-    facts = (ROOT / "roles/proxmox_host/files/node_facts.py").read_text()
+    facts = program(ROOT / "roles/proxmox_host/files/node_facts.py")
     asked = {**request(tmp_path), "unit": "", "rows": bundle_table.node_table("101", facts)}
     argv = [sys.executable, "-I", "-", json.dumps(asked)]
     env = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}

@@ -1,6 +1,5 @@
 """The files that the role sends to hosts: what they see, and what they change, in a directory of the test's own."""
 
-import ast
 import base64
 import hashlib
 import importlib.util
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pivot.engines import installed
 from pivot.program import program
 
 FILES = Path(__file__).parents[2] / "roles" / "sglang_engine" / "files"
@@ -329,11 +327,6 @@ def test_what_is_in_the_way_is_an_error_in_json(root):
     )
     assert done.returncode == 1
     assert "No such file" in json.loads(done.stdout)["error"]
-
-
-def test_the_files_for_hosts_are_python_3_9():
-    for path in [*FILES.glob("*.py"), Path(installed.__file__)]:
-        ast.parse(path.read_text(), feature_version=(3, 9))
 
 
 @pytest.mark.parametrize("said", ["", "5", "[]", "text"])

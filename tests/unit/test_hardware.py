@@ -15,6 +15,7 @@ import yaml
 from pivot_lab.hardware import VMID, Machine, describe
 
 from pivot.machines import host
+from pivot.program import program
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data/hardware"
@@ -48,7 +49,7 @@ def run(directory: Path, machine: Machine) -> dict[str, Any]:
     script = machine.alone(directory) + 'exec "$0" -I - "$1"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, sys.executable, json.dumps(asked)],
-        input=(ROOT / GATHERERS[machine.container]).read_text(),
+        input=program(ROOT / GATHERERS[machine.container]),
         capture_output=True,
         text=True,
         check=False,

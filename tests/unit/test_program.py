@@ -1,14 +1,19 @@
 """A package as the text of one program."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import init_plugin_loader, lookup_loader
 
-from pivot.program import program
+from pivot.program import program, sources
+
+FILES = Path(__file__).parents[2] / "roles"
+ON_HOSTS = sorted(path for path in FILES.glob("*/files/*") if path.suffix == ".py" or path.is_dir())
 
 
 @pytest.fixture
@@ -67,3 +72,15 @@ def test_the_lookup_finds_a_package_among_a_roles_files(package):
     lookup = lookup_loader.get("program", loader=DataLoader())
     assert lookup.run([str(package)], variables={}) == [program(package)]
     assert "evaluates" in lookup.run(["whatif"], variables={"ansible_search_path": ["roles/debug_probes"]})[0].lower()
+
+
+@pytest.mark.parametrize("path", ON_HOSTS, ids=lambda path: path.stem)
+def test_what_is_sent_to_hosts_is_python_3_9_with_all_that_it_imports(path):
+    found = sources(path)
+    assert path.stem in found
+    for text in found.values():
+        ast.parse(text, feature_version=(3, 9))
+
+
+def test_there_are_such_files():
+    assert {path.stem for path in ON_HOSTS} >= {"collect", "node_facts", "probe_state", "weights_job", "whatif"}

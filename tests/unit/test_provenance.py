@@ -1,6 +1,5 @@
 """Whether the running server is the installed release: what a host finds, and what is said about it."""
 
-import ast
 import base64
 import hashlib
 import importlib.util
@@ -278,8 +277,3 @@ def test_a_process_is_looked_at_as_the_role_asks(release, tmp_path):
 def test_a_process_that_is_gone_is_no_answer(release, capsys):
     host_side.main({"pid": 2**22 + 1, "python": str(release / "bin/python"), "writable": []})
     assert json.loads(capsys.readouterr().out) is None
-
-
-def test_the_files_for_hosts_are_python_3_9():
-    for path in (SCRIPT, Path(installed.__file__)):
-        ast.parse(path.read_text(), feature_version=(3, 9))

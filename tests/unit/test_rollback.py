@@ -1,6 +1,5 @@
 """Going back: which set, what forbids it, and what the host keeps and restores, in a directory of the test's own."""
 
-import ast
 import importlib.util
 import json
 import subprocess
@@ -313,4 +312,3 @@ def test_the_program_is_run_as_the_role_runs_it(place):
     text = (FILES / "healthy_sets.py").read_text()
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"restored": first}
-    ast.parse(text, feature_version=(3, 9))

@@ -1,4 +1,5 @@
-"""Facts of a container's inside, read-only. Standard library, Python 3.9.
+"""Facts of a container's inside, read-only. Sent in one piece with `pivot.machines.asking`
+(see `pivot.program`). Standard library, Python 3.9.
 
 Argument: a JSON object {"devices": paths that have to be there, "cuda": whether the driver matters}.
 """
@@ -9,33 +10,14 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
-from pathlib import Path
+
+from pivot.machines.asking import read, run
 
 SHM = "/dev/shm"  # noqa: S108 - looked at, never written to
 LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib")
 PACKAGES = ("nvidia-*", "libnvidia-*", "libcuda1", "cuda-drivers*")
 CGROUP = "/sys/fs/cgroup/"
-
-
-def run(*argv: str) -> tuple[int, str, str]:
-    """(exit status, what a command prints, what it complains of); -1 where it is not there or does not end."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, errors="replace")
-    except FileNotFoundError:
-        return -1, "", "is not installed"
-    except subprocess.TimeoutExpired:
-        return -1, "", "did not end within 60 s"
-    return done.returncode, done.stdout, done.stderr
-
-
-def read(path: str) -> str:
-    """A file's text; empty when there is none."""
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def shared_memory() -> dict[str, object]:

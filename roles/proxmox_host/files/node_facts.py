@@ -1,4 +1,5 @@
-"""Facts of a Proxmox node with NVIDIA cards, read-only. Standard library, Python 3.9.
+"""Facts of a Proxmox node with NVIDIA cards, read-only. Sent in one piece with `pivot.machines.asking`
+(see `pivot.program`). Standard library, Python 3.9.
 
 Argument: a JSON object {"devices": paths that a container wants, "vmid": its number or null}. Nothing is judged here:
 texts go to the controller as they are, cut to the lines that matter there.
@@ -8,10 +9,10 @@ import glob
 import json
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
+
+from pivot.machines.asking import read, run
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA, DISPLAY = "0x10de", "0x03"
@@ -33,29 +34,10 @@ SMI = {
 }
 
 
-def run(*argv: str) -> tuple[int, str, str]:
-    """(exit status, what a command prints, what it complains of); -1 where it is not there or does not end."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, errors="replace")
-    except FileNotFoundError:
-        return -1, "", "is not installed"
-    except subprocess.TimeoutExpired:
-        return -1, "", "did not end within 60 s"
-    return done.returncode, done.stdout, done.stderr
-
-
 def output(*argv: str) -> str:
     """What a command prints; empty when it is not there or fails."""
     status, text, _ = run(*argv)
     return text if status == 0 else ""
-
-
-def read(path: str) -> str:
-    """A file's text; empty when there is none."""
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def lines_of(directories: tuple[str, ...], ending: str, pattern: str) -> list[str]:
