@@ -1,8 +1,6 @@
 """Asks a server the fixed prompts and replays the answers for the debug probe, as `pivot.experiments.ask` decides."""
 
-import json
 import urllib.error
-from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -29,12 +27,11 @@ class ActionModule(ActionBase):
         given = self._task.args
         subject = (task_vars or {}).get("inventory_hostname", given["url"])
         try:
-            prompts = json.loads(Path(given["prompts"]).read_text()) if given.get("prompts") else ask.PROMPTS
+            prompts = health.read_prompts(given.get("prompts"), ask.PROMPTS)
             count = int(given.get("count", len(prompts["prompts"])))
             chosen = health.select(prompts, list(given.get("prompt_ids") or []), count)
-        except (OSError, ValueError, KeyError) as error:
-            text = f"prompts {given.get('prompts')} cannot be used: {type(error).__name__} {error}"
-            return {"failed": True, "msg": text}
+        except health.PromptsError as error:
+            return {"failed": True, "msg": f"debug_probes_prompts: {error}"}
         client = health.Client(given["url"], given.get("api_key"))
         longest = int(prompts["max_new_tokens"])
         asked: list[ask.Asked] = []

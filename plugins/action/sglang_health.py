@@ -1,8 +1,6 @@
 """Asks a server from the controller; decisions are `pivot.serving.health`'s."""
 
-import json
 import urllib.error
-from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
@@ -29,11 +27,10 @@ class ActionModule(ActionBase):
         given = self._task.args
         subject = (task_vars or {}).get("inventory_hostname", given["url"])
         try:
-            prompts = json.loads(Path(given["prompts"]).read_text()) if given.get("prompts") else FALLBACK
+            prompts = health.read_prompts(given.get("prompts"), FALLBACK)
             chosen = health.select(prompts, list(given.get("prompt_ids") or []), int(given.get("count", 3)))
-        except (OSError, ValueError, KeyError) as error:
-            text = f"sglang_server_health_prompts {given.get('prompts')} cannot be used: {type(error).__name__} {error}"
-            return {"failed": True, "msg": text}
+        except health.PromptsError as error:
+            return {"failed": True, "msg": f"sglang_server_health_prompts: {error}"}
         client = health.Client(given["url"], given.get("api_key"))
         try:
             answers = [client.generate(prompt, int(prompts["max_new_tokens"])) for prompt in chosen]

@@ -56,8 +56,31 @@ def test_prompts_by_id_or_the_first_ones():
     prompts = {"prompts": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}
     assert [p["id"] for p in health.select(prompts, [], 2)] == ["a", "b"]
     assert [p["id"] for p in health.select(prompts, ["c"], 2)] == ["c"]
-    with pytest.raises(KeyError):
+    with pytest.raises(health.PromptsError, match="there is no prompt z; there are a, b, c"):
         health.select(prompts, ["z"], 2)
+
+
+def test_prompts_of_a_file_or_the_default(tmp_path):
+    default = {"max_new_tokens": 8, "prompts": [{"id": "x", "text": "y", "output_ids": None}]}
+    assert health.read_prompts(None, default) == default
+    path = tmp_path / "prompts.json"
+    path.write_text('{"max_new_tokens": 4, "prompts": [{"id": "a", "text": "b"}]}')
+    one = {"id": "a", "text": "b", "output_ids": None}
+    assert health.read_prompts(str(path), default) == {"max_new_tokens": 4, "prompts": [one]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"max_new_tokens": 4, "prompts": []}', '{"max_new_tokens": "4", "prompts": [{"id": "a"}]}',
+     '{"max_new_tokens": 4, "prompts": ["a"]}', '{"max_new_tokens": 4, "prompts": [{"id": 1, "text": "b"}]}'],
+)  # fmt: skip
+def test_a_file_of_other_things_is_said_in_a_sentence(tmp_path, text):
+    path = tmp_path / "prompts.json"
+    path.write_text(text)
+    with pytest.raises(health.PromptsError, match=r"prompts\.json cannot be used: .*is wanted"):
+        health.read_prompts(str(path), {})
+    with pytest.raises(health.PromptsError, match=r"none\.json cannot be read: No such file"):
+        health.read_prompts(str(tmp_path / "none.json"), {})
 
 
 @pytest.mark.parametrize(

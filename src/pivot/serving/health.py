@@ -8,9 +8,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pivot.findings import Finding, Severity
+
+SHAPE = (
+    '{"max_new_tokens": number, "prompts": [{"id": …, "text": …, "output_ids": recorded or null}, …]} is wanted'
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,12 +37,37 @@ def loops(tokens: Sequence[int], *, window: int = 32, longest: int = 8) -> bool:
     return any(all(tail[i] == tail[i - period] for i in range(period, window)) for period in range(1, longest + 1))
 
 
+class PromptsError(ValueError):
+    """A file of prompts that cannot be used; the text names the file and what is wrong in it."""
+
+
+def read_prompts(path: str | None, default: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a JSON file of recorded prompts holds, {max_new_tokens, prompts: [{id, text, output_ids}]}; without a path
+    the default. A PromptsError says why it cannot be used."""
+    if not path:
+        return default
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        longest, entries = found["max_new_tokens"], found["prompts"]
+        named = all(isinstance(entry["id"], str) and isinstance(entry["text"], str) for entry in entries)
+    except OSError as error:
+        raise PromptsError(f"the prompts {path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PromptsError(f"the prompts {path} cannot be used: {SHAPE}") from error
+    if not named or not isinstance(longest, int) or not entries:
+        raise PromptsError(f"the prompts {path} cannot be used: {SHAPE}")
+    return {"max_new_tokens": longest, "prompts": [{"output_ids": None, **entry} for entry in entries]}
+
+
 def select(prompts: Mapping[str, Any], ids: Sequence[str], count: int) -> list[dict[str, Any]]:
-    """The prompts to ask: those named, or the first `count`. A KeyError names an id that the file lacks."""
+    """The prompts to ask: those named, or the first `count`. A PromptsError names an id that there is not."""
     entries: list[dict[str, Any]] = prompts["prompts"]
     if not ids:
         return entries[:count]
     by_id = {entry["id"]: entry for entry in entries}
+    missing = [name for name in ids if name not in by_id]
+    if missing:
+        raise PromptsError(f"there is no prompt {missing[0]}; there are {', '.join(by_id)}")
     return [by_id[name] for name in ids]
 
 
