@@ -86,6 +86,27 @@ def test_arguments_appended_by_a_drop_in_are_not_a_difference():
     assert drift.restart_reasons(WANTED, running(["50-pivot-probe.conf"], argv=more)) == []
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([*ARGV[:-2], "--config=/etc/sglang/launch.yaml"], "the wanted flags in another order or spelling"),
+        ([*ARGV[:-2], "--config=/b.yaml"], "--config is ['/b.yaml'], not ['/etc/sglang/launch.yaml'] on its command"),
+        ([*ARGV, "--tp-size=4"], "--tp-size is on its command line and in no inventory"),
+        ([*ARGV, "--api-key=made-up-running"], "--api-key is on its command line and in no inventory"),
+    ],
+)
+def test_a_flag_with_an_equals_sign_is_that_flag(argv, words):
+    (reason,) = drift.restart_reasons(WANTED, running(argv=argv))
+    assert words in reason
+    assert "made-up" not in reason
+
+
+def test_a_secret_behind_an_equals_sign_of_the_running_server_is_not_shown():
+    said = found(info={**INFO, "launch_command": f"{LINE} --admin-api-key=made-up-running"})
+    assert said[0] == "SERVER-EXTRA error: --admin-api-key of the running server is in no inventory"
+    assert not [line for line in said if "made-up" in line]
+
+
 def test_the_order_of_flags_is_a_difference():
     wanted = {**WANTED, "argv": [*ARGV, "--disable-cuda-graph", "--no-enable-tf32-matmul"]}
     (reason,) = drift.restart_reasons(wanted, running(argv=[*ARGV, "--no-enable-tf32-matmul", "--disable-cuda-graph"]))

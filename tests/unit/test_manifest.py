@@ -261,6 +261,24 @@ def test_a_download_that_never_ended_is_no_model(model: Path) -> None:
         manifests.build_manifest(model, "lab/toy")
 
 
+def test_what_the_hubs_client_left_unfinished_is_found_where_it_keeps_it(model: Path) -> None:
+    left = model / ".cache/huggingface/download/sub/abc=.0123.incomplete"
+    left.parent.mkdir(parents=True)
+    (left.with_name("abc=.lock")).write_text("")
+    manifests.build_manifest(model, "lab/toy")
+    left.write_bytes(b"half")
+    with pytest.raises(WeightsError, match=r"0123\.incomplete was never fetched to its end"):
+        manifests.build_manifest(model, "lab/toy")
+
+
+def test_a_pointer_of_git_lfs_is_no_file_of_a_model(model: Path) -> None:
+    (model / "tokenizer.model").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 2\n")
+    with pytest.raises(WeightsError, match=r"tokenizer\.model only points to its content: git lfs pull fetches it"):
+        manifests.build_manifest(model, "lab/toy")
+    (model / "tokenizer.model").write_text("version 1\n")
+    manifests.build_manifest(model, "lab/toy")
+
+
 def test_every_shard_of_the_index_has_to_be_there(model: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -152,6 +152,18 @@ def test_users_are_found(root: Path, tmp_path: Path) -> None:
             assert (root / "lab/toy/r1").exists()
 
 
+def test_a_release_is_found_in_use_below_a_linked_root_and_by_its_whole_name(root: Path, tmp_path: Path) -> None:
+    link, settings = tmp_path / "link", tmp_path / "launch.yaml"
+    link.symlink_to(root)
+    for path in (root, link):
+        settings.write_text(f"model-path: {path}/lab/toy/r1\n")
+        assert run(link, [settings])["releases"][OLD]["users"] == [str(settings)]
+        settings.write_text(f"model-path: {path}/lab/toy/r10\n")
+        assert run(link, [settings])["releases"][OLD]["users"] == []
+    settings.write_text(f"model-path: {root}/lab/toy/r1/model.safetensors\n")
+    assert run(root, [settings])["releases"][OLD]["users"] == [str(settings)]
+
+
 def test_a_set_that_may_come_back_is_no_user(root: Path, tmp_path: Path) -> None:
     kept = tmp_path / "pivot/sglang/healthy.json"
     kept.parent.mkdir(parents=True)

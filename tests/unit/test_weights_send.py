@@ -98,6 +98,19 @@ def test_files_arrive_and_are_continued_where_they_end(place: Path) -> None:
     assert place.stat().st_mode & 0o077 == 0
 
 
+def test_names_that_mean_something_to_rsync_are_names(place: Path) -> None:
+    names = ("#notes.txt", "; x.txt", "a b/ü ☃.bin", "plain ", "[x]*?.bin", "sub/#y")
+    for name in names:
+        (place.parent / "src" / name).parent.mkdir(exist_ok=True)
+        (place.parent / "src" / name).write_text(name)
+    weights_send.begin(place, sends(place, names=names))
+    assert ended(place)["ended"] == "ok"
+    arrived = {path for path in (place.parent / "dst").rglob("*") if path.is_file()}
+    assert {path.relative_to(place.parent / "dst").as_posix(): path.read_text() for path in arrived} == {
+        name: name for name in names
+    }
+
+
 def test_a_file_that_is_gone_is_a_sentence(place: Path) -> None:
     (place.parent / "src/a").write_bytes(b"abc")
     weights_send.begin(place, sends(place))

@@ -144,6 +144,10 @@ def test_the_header_of_a_cut_file_says_what_is_missing(host: Host, state: Module
     assert state.header_problem(path) == f"its header promises {len(whole)} bytes, it has {len(whole) - 4}"
     path.write_bytes(whole[:20])
     assert state.header_problem(path) == "its header is cut off, or it is no safetensors file"
+    for offsets in ("x", [1], None, {}):
+        torn = json.dumps({"a": {"data_offsets": [0, offsets]}}).encode()
+        path.write_bytes(struct.pack("<Q", len(torn)) + torn)
+        assert state.header_problem(path) == "its header is damaged"
     path.write_bytes(struct.pack("<Q", 2) + b"[]")
     assert state.header_problem(path) == "its header is damaged"
 
@@ -198,6 +202,23 @@ def test_interrupted_before_the_leftovers_went(host: Host) -> None:
     assert host.converge() == ["verify", "settle"]
     assert host.names() == [".verified-r1.json", "r1"]
     assert host.converge() == []  # what was hashed is known, although modes and links have changed since
+
+
+@pytest.mark.parametrize("text", ['{"format": 2}', '{"format": 2, "hashes": null}', "[]", "null", "1"])
+def test_a_record_of_another_shape_is_no_record(host: Host, text: str) -> None:
+    host.converge()
+    host.record.write_text(text)
+    assert host.converge() == ["verify"]
+    assert host.converge() == []
+
+
+@pytest.mark.parametrize("entry", [None, "x", ["a"], ["a", "1", "c"], [1, 2, 3], {}, ["a", True, "c"], ["", 1, ""]])
+def test_an_entry_of_another_shape_is_not_believed(host: Host, entry: Any) -> None:
+    host.converge()
+    content = json.loads(host.record.read_text())
+    host.record.write_text(json.dumps({**content, "hashes": dict.fromkeys(content["hashes"], entry)}))
+    assert host.converge() == ["verify"]
+    assert host.converge() == []
 
 
 def test_a_torn_record_is_no_record(host: Host) -> None:

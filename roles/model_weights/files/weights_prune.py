@@ -10,6 +10,7 @@ set that may come back is only told. To remove, it is run under flock on <root>/
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -84,8 +85,10 @@ def settings(keep: List[str]) -> Dict[str, Set[str]]:
 
 
 def users(directory: Path, named: Dict[str, Set[str]]) -> List[str]:
-    """Who names a directory or something in it."""
-    return sorted(who for who, texts in named.items() if any(str(directory) in text for text in texts))
+    """Who names a directory or something in it, by its path or by the one that the kernel gives it."""
+    places = map(re.escape, {str(directory), os.path.realpath(str(directory))})
+    naming = re.compile(f"(?:{'|'.join(places)})(?![A-Za-z0-9])")  # r1 is not r10
+    return sorted(who for who, texts in named.items() if any(naming.search(text) for text in texts))
 
 
 def remove(directory: Path) -> None:

@@ -63,10 +63,12 @@ class Record:
     def __init__(self, path: Path, job: str = "", full: bool = False) -> None:
         self.path, self.job, self.full = path, job, full
         self.entries: Dict[str, List[Any]] = {}
-        with contextlib.suppress(OSError, ValueError):  # none, or torn: nothing is known
+        with contextlib.suppress(OSError, ValueError):  # none, or torn: what cannot be read is not known
             content = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(content, dict) and content.get("format") == FORMAT:
-                self.entries = dict(content["hashes"])
+            hashes = content.get("hashes") if isinstance(content, dict) and content.get("format") == FORMAT else None
+            for key, entry in hashes.items() if isinstance(hashes, dict) else ():
+                if isinstance(entry, list) and [type(part) for part in entry] == [str, int, str]:
+                    self.entries[key] = entry
 
     def sha256(self, status: os.stat_result) -> Optional[str]:
         """The hash of a file that has not changed since; None when it has to be hashed."""
@@ -228,10 +230,10 @@ def header_problem(path: Path) -> str:
         try:
             entries = json.loads(stream.read(length))
             entries.pop("__metadata__", None)
-            data = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            promised = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
             return "its header is damaged"
-    return "" if size == 8 + length + data else f"its header promises {8 + length + data} bytes, it has {size}"
+    return "" if size == promised else f"its header promises {promised} bytes, it has {size}"
 
 
 def look_at(directory: Path, model: Model, record: Record, follow: bool) -> Dict[str, Any]:

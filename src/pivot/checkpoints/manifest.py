@@ -22,6 +22,7 @@ from pivot.checkpoints.tensors import WeightsError, with_values
 
 FORMAT = 1
 CHUNK = 8 << 20
+POINTER = b"version https://git-lfs.github.com/spec/"  # how git stands in for a large file
 LARGEST_CONFIG, LARGEST_MANIFEST = 16 << 20, 512 << 20
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -132,11 +133,16 @@ def list_files(directory: Path) -> dict[str, Path]:
     return found
 
 
-def _check_complete(paths: Mapping[str, Path]) -> None:
+def _check_complete(directory: Path, paths: Mapping[str, Path]) -> None:
     """WeightsError when a download never ended, or an index names files that are not there."""
+    # where the hub's own client keeps what it has begun
+    for path in [*sorted(directory.glob(".cache/huggingface/**/*.incomplete")), *paths.values()]:
+        if path.name.endswith(".incomplete"):
+            raise WeightsError(f"{path} was never fetched to its end: fetch it again, or remove what is left of it")
     for name, path in paths.items():
-        if name.endswith(".incomplete"):
-            raise WeightsError(f"{path} was never fetched to its end: fetch it again")
+        with path.open("rb") as stream:
+            if stream.read(len(POINTER)) == POINTER:
+                raise WeightsError(f"{path} only points to its content: git lfs pull fetches it")
         if not name.endswith(".index.json"):
             continue
         index = _read_json(path, LARGEST_MANIFEST, str(path))
@@ -163,7 +169,7 @@ def build_manifest(directory: Path, repository: str, revision: str | None = None
         json.dumps(config, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise WeightsError(f"{paths['config.json']} holds half a character: fetch it again") from error
-    _check_complete(paths)
+    _check_complete(directory, paths)
     headers = with_values({name: path for name, path in paths.items() if name.endswith(".safetensors")})
     files = {name: FilePin(hash_file(path), path.stat().st_size) for name, path in paths.items()}
     return Manifest(

@@ -166,7 +166,8 @@ def sentence(code: int, complaints: str, root: str) -> str:
 
 def send(transfer: Mapping[str, Any], progress: _Progress, place: Path) -> str:
     """Send one model's files, taking up lost connections; empty, or a sentence."""
-    (place / "names").write_text("\n".join(transfer["names"]), encoding="utf-8")
+    # a name that began with # or ; would be a comment
+    (place / "names").write_text("\n".join(f"./{name}" for name in transfer["names"]), encoding="utf-8")
     progress.begin(f"sending {transfer['key']}", transfer["size"])
     pauses = list(PAUSES)
     while True:

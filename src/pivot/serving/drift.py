@@ -118,18 +118,18 @@ def _arguments(wanted: Sequence[str], running: Sequence[str], *, extra_allowed: 
             values = f"{_shown(name, given[name])}, not {_shown(name, meant[name])}"
             yield f"--{name} is {values} on its command line"
     if begin == really and meant == given:
-        yield "its command line has the wanted flags in another order"
+        yield "its command line has the wanted flags in another order or spelling"
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """A command line: what stands before the first flag, and the words behind each flag."""
+    """A command line: what stands before the first flag, and the words behind each flag or its equals sign."""
     first = next((index for index, word in enumerate(argv) if word.startswith("--")), len(argv))
     found: dict[str, list[str]] = {}
     name = ""
     for word in argv[first:]:
         if word.startswith("--"):
-            name = word[2:]
-            found.setdefault(name, [])
+            name, equals, value = word[2:].partition("=")
+            found.setdefault(name, []).extend([value] if equals else [])
         else:
             found[name].append(word)
     return list(argv[:first]), found
@@ -174,9 +174,10 @@ def _extra_flags(
     texts = " ".join(_texts(value) for value in settings.values())  # a value may look like a flag
     extra = sorted(
         {
-            word[2:]
+            name
             for word in line.split(" ")
-            if word.startswith("--") and word[2:].removeprefix("no-") not in known and word not in texts
+            for name in [word[2:].partition("=")[0]]  # what follows may be a secret
+            if word.startswith("--") and name.removeprefix("no-") not in known and word not in texts
         }
     )
     if extra and not probed:
