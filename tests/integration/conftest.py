@@ -1,7 +1,9 @@
 """A new lab for the whole session, and playbooks run through ansible-runner as a user would run them."""
 
+import contextlib
 import dataclasses
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -128,10 +130,10 @@ def secrets() -> dict[str, str]:
 
 
 class Host:
-    """The deployed container, over the same verified ssh that Ansible uses."""
+    """A deployed container, over the same verified ssh that Ansible uses."""
 
-    def __init__(self, lab: dict[str, Any]) -> None:
-        self.address = lab["lab_addresses"]["infer1"]
+    def __init__(self, lab: dict[str, Any], name: str = "infer1") -> None:
+        self.address = lab["lab_addresses"][name]
         self._ssh = [
             "ssh", "-i", lab["lab_ssh_key"], "-o", f"UserKnownHostsFile={lab['lab_known_hosts']}",
             "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", f"root@{self.address}",
@@ -240,6 +242,21 @@ def delete(lab: dict[str, Any], name: str) -> None:
         wait_for(lambda: container.status.current.get()["status"] == "stopped", 120)
     container.delete()
     wait_for(lambda: name not in existing(lab), 300)
+
+
+@contextlib.contextmanager
+def second_container(lab: dict[str, Any], **variables: Any) -> Iterator[str]:
+    """An inventory that also has infer2, which does not exist yet; it is gone afterwards. variables: of infer2."""
+    inventory = ROOT / ".lab/second"  # two levels below the project, as its variables want it
+    shutil.rmtree(inventory, ignore_errors=True)  # of an interrupted test
+    shutil.copytree(ROOT / "inventory/lab", inventory)
+    more = {"ansible_host": "{{ lab_addresses.infer2 }}", "proxmox_container_vmid": 102, **variables}
+    children = {"lab": {"children": {"inference": {"hosts": {"infer2": more}}}}}
+    (inventory / "more.yml").write_text(yaml.safe_dump({"all": {"children": children}}))
+    delete(lab, "infer2")
+    yield str(inventory)
+    delete(lab, "infer2")
+    shutil.rmtree(inventory)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:

@@ -33,7 +33,7 @@ import yaml
 
 from pivot.checkpoints import manifest as manifests
 
-from .conftest import FIGURES, ROOT, containers_api, delete, existing
+from .conftest import FIGURES, ROOT, containers_api, existing, second_container
 
 SOAK = bool(os.environ.get("PIVOT_SOAK"))
 PLACE = ROOT / ".lab/interruption"
@@ -220,17 +220,8 @@ PROVISION = cuts(
 
 @pytest.fixture
 def second(lab, place):
-    """An inventory with infer2, which does not exist yet; gone afterwards."""
-    inventory = ROOT / ".lab/second"  # two levels below the project, as its variables want it
-    shutil.rmtree(inventory, ignore_errors=True)  # of an interrupted test
-    shutil.copytree(ROOT / "inventory/lab", inventory)
-    more = {"infer2": {"ansible_host": "{{ lab_addresses.infer2 }}", "proxmox_container_vmid": 102}}
-    children = {"lab": {"children": {"inference": {"hosts": more}}}}
-    (inventory / "more.yml").write_text(yaml.safe_dump({"all": {"children": children}}))
-    delete(lab, "infer2")
-    yield str(inventory)
-    delete(lab, "infer2")
-    shutil.rmtree(inventory)
+    with second_container(lab) as inventory:
+        yield inventory
 
 
 @pytest.mark.parametrize("cut", due(PROVISION), ids=str)

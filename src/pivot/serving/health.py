@@ -13,9 +13,7 @@ from typing import Any
 
 from pivot.findings import Finding, Severity
 
-SHAPE = (
-    '{"max_new_tokens": number, "prompts": [{"id": …, "text": …, "output_ids": recorded or null}, …]} is wanted'
-)
+SHAPE = '{"max_new_tokens": number, "prompts": [{"id": …, "text": …, "output_ids": recorded or null}, …]} is wanted'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
