@@ -46,6 +46,8 @@ def test_only_the_file_in_place_of_a_device_is_a_fault() -> None:
         ("/dev/nvidia-uvm|character special file|1ff:0|666|0", None),
         ("/dev/nvidia-uvm-tools|character special file|1ff:1|666|0", None),
         ("/dev/nvidia-uvm|character special file|1fb:0|666|0", "HOST-DEVICE-NUMBER"),  # 507, before the last reboot
+        ("/dev/nvidia-uvm|character special file|1ff:1|666|0", "HOST-DEVICE-NUMBER"),  # that one is the tools'
+        ("/dev/nvidia-uvm-tools|character special file|1ff:0|666|0", "HOST-DEVICE-NUMBER"),
         ("/dev/nvidia-caps/nvidia-cap1|character special file|ea:1|400|0", None),
         ("/dev/nvidia-caps/nvidia-cap1|character special file|ec:1|400|0", "HOST-DEVICE-NUMBER"),
         ("/dev/nvidia0|character special file|c3:0|660|65534", "HOST-DEVICE-OWNER"),
@@ -62,6 +64,10 @@ def test_one_device(line: str, code: str | None) -> None:
 def test_numbers_of_a_driver_that_is_not_loaded_are_not_judged() -> None:
     nodes = device_nodes.parse_stat(["/dev/nvidia-uvm|character special file|1fb:0|666|0"])
     assert device_nodes.device_findings(["/dev/nvidia-uvm"], nodes, {}, "h", container=True) == []
+    majors = device_nodes.parse_majors(DEVICES.replace("511 nvidia-uvm\n", ""))  # a card's driver is, this one is not
+    (finding,) = device_nodes.device_findings(["/dev/nvidia-uvm"], nodes, majors, "h", container=True)
+    assert finding.code == "HOST-DEVICE-NUMBER"
+    assert "nvidia-uvm is not loaded" in finding.message
 
 
 def test_a_missing_device_has_another_fix_on_the_node() -> None:

@@ -35,6 +35,7 @@ LSPCI = """\
 		LnkSta:	Speed 32GT/s, Width x4 (downgraded)
 		ACSCtl:	SrcValid+ TransBlk- ReqRedir+ CmpltRedir- UpstreamFwd+ EgressCtrl- DirectTrans-
 0000:f1:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:2bb5] (rev a1)
+	Kernel driver in use: vfio-pci
 """
 TREE = pci.parse_lspci(LSPCI.splitlines())
 WIDE = {"current_link_width": "16", "max_link_width": "16", "iommu_group/type": ""}
@@ -88,6 +89,12 @@ def test_the_iommu(kinds: list[str], wanted: str, words: str) -> None:
     found = pci.iommu_findings(its, wanted, "quiet iommu=x", "n")
     assert said(found) == ([("HOST-PCI-IOMMU", WARNING)] if words else [])
     assert all(words in finding.message for finding in found)
+
+
+def test_cards_of_virtual_machines_are_nobodys_here() -> None:
+    seen = {"0000:13:00.0": 1, "0000:14:00.0": 2, "0000:f1:00.0": 3, "0000:99:00.0": 4}
+    assert pci.not_lent(seen, TREE) == {"0000:13:00.0": 1, "0000:14:00.0": 2, "0000:99:00.0": 4}
+    assert pci.not_lent(seen, {}) == seen
 
 
 def test_width_of_links() -> None:
@@ -241,6 +248,8 @@ def test_b13() -> None:
         ("[1] NVRM: Xid (PCI:0000:a1:00): 95, x", [("HOST-XID-MEMORY", ERROR)]),
         ("[1] NVRM: Xid (PCI:0000:a1:00): 43, pid=1", [("HOST-XID-APPLICATION", INFO)]),
         ("[1] NVRM: Xid (PCI:0000:a1:00): 4711, x", [("HOST-XID-UNKNOWN", WARNING)]),
+        ("[1] NVRM: Xid (PCI:0000:a1:00 GPU-I:05): 43, pid=1", [("HOST-XID-APPLICATION", INFO)]),
+        ("[1] NVRM: Xid (0009:01:00): 13, pid=1", [("HOST-XID-APPLICATION", INFO)]),
         # a card that was reset is well again; another is not
         (
             "[1] NVRM: Xid (PCI:0000:a1:00): 119, x\n[2] NVRM: Xid (PCI:0000:21:00): 119, x\n"
@@ -302,6 +311,18 @@ def lines(text: str, events: str = "") -> list[tuple[str, Severity]]:
         # 509 is somebody else's now: a stale rule only where cards are mounted by hand
         (RIGHT + "lxc.cgroup2.devices.allow: c 509:* rwm\n", []),
         (RIGHT + RAW + "lxc.cgroup2.devices.allow: c 509:* rwm\n", [("HOST-CT-CGROUP", ERROR)]),
+        (RIGHT + RAW + "lxc.cgroup2.devices.allow: c 511:* rwm\nlxc.cgroup2.devices.allow: c 509:* rwm\n", []),
+        # numbers that no driver of cards ever gets
+        (RIGHT + RAW + "lxc.cgroup2.devices.allow: c 10:200 rwm\nlxc.cgroup2.devices.allow: c 189:* rwm\n", []),
+        # one that is left over beside the right one does nothing
+        (
+            RIGHT + "lxc.cgroup2.devices.allow: c 507:* rwm\nlxc.cgroup2.devices.allow: c 511:* rwm\n",
+            [("HOST-CT-CGROUP", WARNING)],
+        ),
+        (
+            RIGHT + "lxc.cgroup2.devices.allow: a\nlxc.cgroup2.devices.allow: c 507:* rwm\n",
+            [("HOST-CT-CGROUP", WARNING)],
+        ),
         (
             RIGHT + "dev0: /dev/nvidia-uvm,mode=0666\nlxc.cgroup2.devices.allow: c 507:* rwm\n",
             [("HOST-CT-CGROUP", WARNING)],

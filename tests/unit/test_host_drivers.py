@@ -14,6 +14,12 @@ NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Rele
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Wed Sep 10 2025"
 BLACKWELL = "01:00.0 3D controller: NVIDIA Corporation GB202GL [RTX PRO 6000 Blackwell Server Edition] (rev a1)"
 UNNAMED = "0000:01:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:2bb5] (rev a1)"
+# the list of a Debian that is older than the cards has no names for them
+CONSUMER = "0000:02:00.0 VGA compatible controller [0300]: NVIDIA Corporation Device [10de:2b85] (rev a1)"
+B200 = "0000:1b:00.0 3D controller [0302]: NVIDIA Corporation Device [10de:2901] (rev a1)"
+H100 = "0000:4e:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 PCIe] [10de:2331] (rev a1)"
+L40S = "0000:61:00.0 3D controller [0302]: NVIDIA Corporation AD102GL [L40S] [10de:26b9] (rev a1)"
+SOUND = "0000:61:00.1 Audio device [0403]: NVIDIA Corporation Device [10de:22e8] (rev a1)"
 AMPERE = "01:00.0 3D controller: NVIDIA Corporation GA100 [A100]"
 
 
@@ -24,6 +30,9 @@ AMPERE = "01:00.0 3D controller: NVIDIA Corporation GA100 [A100]"
         ("libcuda.so.580.105.08", "580.105.08"),
         ("libcuda.so.1", ""),
         ("575.57-1", "575.57"),
+        ("1:570.86.10-0ubuntu1", "570.86.10"),
+        ("libnvidia-ml.so.550.163.01", "550.163.01"),
+        ("535.104.05-0debian1", "535.104.05"),
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.71.05  Tue", "595.71.05"),
         ("", ""),
     ],
@@ -93,6 +102,10 @@ def test_libraries_of_the_node_itself() -> None:
         ("Dual MIT/GPL", NVRM, [BLACKWELL, UNNAMED], False),
         ("Dual MIT/GPL", "", [BLACKWELL], False),
         ("NVIDIA", CLOSED, [AMPERE], False),
+        ("NVIDIA", CLOSED, [H100, L40S, SOUND], False),
+        ("NVIDIA", CLOSED, [H100, UNNAMED], True),
+        ("NVIDIA", CLOSED, [CONSUMER], True),
+        ("NVIDIA", CLOSED, [B200], True),
         ("", "", [BLACKWELL], False),
         ("NVIDIA", CLOSED, [], False),
     ],

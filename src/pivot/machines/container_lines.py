@@ -8,11 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pivot.findings import Finding, Severity
-from pivot.machines.device_nodes import NVIDIA_MAJOR, parse_majors
+from pivot.machines.device_nodes import parse_majors
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 _ENTRY = re.compile(r"([\w.\[\]-]+)\s*[:=]\s*(.*)")
 _RULE = re.compile(r"c\s+(\d+):\S+")
+_ALL = re.compile(r"a\b|c\s+\*:")
+# numbers that the kernel gives out when a driver is loaded (Documentation/admin-guide/devices.txt): the others' owners
+# are the same everywhere
+GIVEN_OUT = (range(234, 255), range(384, 512))
 Wrong = tuple[str, Severity, str, str]
 """A finding's code, severity, message and fix."""
 
@@ -64,21 +68,25 @@ def container_findings(facts: Mapping[str, Any], vmid: int | None, host: str) ->
 def _rules(lines: Lines, majors: Mapping[str, int]) -> Iterator[Wrong]:
     """Raw rules of the control group, whose numbers do not follow the driver."""
     known = {number: name for name, number in majors.items()}
+    rules = lines.all("lxc.cgroup2.devices.allow")
+    numbers = {value: int(match[1]) for value in rules if (match := _RULE.match(value))}
     raw = any("/dev/nvidia" in value for key, value in lines.main if key == "lxc.mount.entry")
-    passed = any("/dev/nvidia-uvm" in value for key, value in lines.main if key.startswith("dev"))
-    for value in lines.all("lxc.cgroup2.devices.allow"):
-        match = _RULE.match(value)
-        number = int(match[1]) if match else NVIDIA_MAJOR
+    works = (
+        any("/dev/nvidia-uvm" in value for key, value in lines.main if key.startswith("dev"))
+        or majors.get("nvidia-uvm") in numbers.values()
+        or any(_ALL.match(value) for value in rules)
+    )
+    for value, number in numbers.items():
         owner = known.get(number, "")
-        if number == NVIDIA_MAJOR or owner.startswith("nvidia") or (owner and not raw):
+        given_out = any(number in span for span in GIVEN_OUT)
+        if not given_out or owner.startswith("nvidia") or (owner and (works or not raw)):
             continue
         now = ", ".join(f"{name} {major}" for name, major in sorted(majors.items()) if name.startswith("nvidia"))
-        text = (
-            f"lxc.cgroup2.devices.allow: {value} allows {owner or 'no driver'}, now it is {now or 'none loaded'}:"
-            " CUDA ends with error 999 while nvidia-smi still works"
+        text = f"lxc.cgroup2.devices.allow: {value} allows {owner or 'no driver'}, now it is {now or 'none loaded'}" + (
+            "" if works else ": CUDA ends with error 999 while nvidia-smi still works"
         )
         fix = "remove the line and give the device as dev[n] (proxmox_container_devices), which follows the driver"
-        yield "HOST-CT-CGROUP", WARNING if passed else ERROR, text, fix
+        yield "HOST-CT-CGROUP", WARNING if works else ERROR, text, fix
     if lines.all("lxc.cgroup.devices.allow"):
         text = "lxc.cgroup.devices.allow is of version 1 of control groups, and is ignored"
         yield "HOST-CT-CGROUP1", WARNING, text, "remove the lines: dev[n] (proxmox_container_devices) brings its own"

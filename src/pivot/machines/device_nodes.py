@@ -11,6 +11,7 @@ from pivot.findings import Finding, Severity
 
 NVIDIA_MAJOR = 195  # fixed for these names; nvidia-uvm and nvidia-caps get theirs when the module is loaded
 FIXED_MINORS = {"nvidiactl": 255, "nvidia-modeset": 254}
+UVM_MINORS = {"nvidia-uvm": 0, "nvidia-uvm-tools": 1}
 DYNAMIC = {"nvidia-uvm": "nvidia-uvm", "nvidia-uvm-tools": "nvidia-uvm", "nvidia-caps": "nvidia-caps"}
 UNMAPPED = 65534
 
@@ -119,12 +120,21 @@ def _numbers(node: Node, majors: Mapping[str, int], subject: str) -> list[Findin
     else:
         driver = DYNAMIC.get(name.split("/")[0], "")
         if driver not in majors:
-            return []
-        major, minor = majors[driver], node.minor
+            return _not_loaded(node, driver, majors, subject)
+        major, minor = majors[driver], UVM_MINORS.get(name, node.minor)
     if (node.major, node.minor) == (major, minor):
         return []
     text = f"has number {node.major}:{node.minor} (hexadecimal {node.major:x}:{node.minor:x}), not {major}:{minor}"
     fix = "numbers change with the driver: make the node anew on the node, then restart the container"
+    return [Finding("HOST-DEVICE-NUMBER", Severity.ERROR, subject, text, fix)]
+
+
+def _not_loaded(node: Node, driver: str, majors: Mapping[str, int], subject: str) -> list[Finding]:
+    """A node whose driver has no number, on a machine whose cards have theirs; nothing is known of others."""
+    if not driver or not any(name.startswith("nvidia") for name in majors):
+        return []
+    text = f"has number {node.major}:{node.minor}, which leads nowhere: {driver} is not loaded on the node"
+    fix = "run `nvidia-modprobe -u -m -c 0` on the node, then restart the container"
     return [Finding("HOST-DEVICE-NUMBER", Severity.ERROR, subject, text, fix)]
 
 

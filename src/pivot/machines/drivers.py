@@ -8,8 +8,9 @@ from typing import Any
 
 from pivot.findings import Finding, Severity
 
-# by name, or by the numbers of the RTX PRO 6000 editions where lspci's list is older than the card
-BLACKWELL = re.compile(r"\bGB[12]\d\d|\b10de:2bb[145]\b")
+# by name, or by number where lspci's list is older than the card: GB100 29.., GB202 2b.., GB203 2c.., GB206 and GB207
+# 2d.., GB205 2f.., GB110 31..
+BLACKWELL = re.compile(r"\bGB[12]\d\d|\b10de:(?:29|2[bcdf]|31)[0-9a-f]{2}\b")
 
 
 def driver_version(text: str) -> str:

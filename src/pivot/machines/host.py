@@ -96,6 +96,8 @@ def _hardware(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -
     """The cards, the driver and what lies between them, on a node whose container gets cards."""
     paths = device_paths(options["devices"])
     devices = pci.parse_lspci(facts["lspci"])
+    others = set(facts["cards"])
+    facts = {**facts, "cards": pci.not_lent(facts["cards"], devices)}
     ours = cards.chosen(facts, paths)
     yield from drivers.driver_findings(facts["module"], facts["libraries"], host, place="node")
     yield from drivers.kernel_findings(facts, host)
@@ -110,7 +112,7 @@ def _hardware(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -
     yield from pci.acs_findings(sorted(ours), devices, host)
     yield from pci.iommu_findings(ours, str(options["iommu"]), facts["cmdline"], host)
     reports = xids.reports(facts["kernel_log"], facts["boot"])
-    yield from xids.xid_findings(reports, set(facts["cards"]) - set(ours), host)
+    yield from xids.xid_findings(reports, others - set(ours), host)
 
 
 def runtime(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -> list[Finding]:

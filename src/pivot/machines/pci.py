@@ -18,13 +18,15 @@ ACS_SOURCE = "NVIDIA/nccl issue 1999; local-inference-lab/rtx6kpro, hardware/asu
 
 @dataclasses.dataclass(slots=True)
 class Device:
-    """One device. buses: those behind it, where it is a bridge; width: lanes of its link now, 0 where it has none."""
+    """One device. buses: those behind it, where it is a bridge; width: lanes of its link now, 0 where it has none;
+    driver: the kernel's, empty where none has it."""
 
     address: str
     text: str
     buses: range = range(0)
     width: int = 0
     redirects: bool = False
+    driver: str = ""
 
     @property
     def lost(self) -> bool:
@@ -51,9 +53,17 @@ def parse_lspci(lines: Iterable[str]) -> dict[str, Device]:
             device.buses = range(int(buses[1], 16), int(buses[2], 16) + 1)
         elif "LnkSta:" in line and (width := _WIDTH.search(line)):
             device.width = int(width[1])
+        elif "Kernel driver in use:" in line:
+            device.driver = line.partition(":")[2].strip()
         elif "ACSCtl:" in line:
             device.redirects = "ReqRedir+" in line or "CmpltRedir+" in line
     return found
+
+
+def not_lent[Card](cards: Mapping[str, Card], devices: Mapping[str, Device]) -> dict[str, Card]:
+    """Cards without those that virtual machines have (vfio): the node's own driver neither sees nor uses them."""
+    lent = {address for address, device in devices.items() if device.driver.startswith("vfio")}
+    return {address: card for address, card in cards.items() if address not in lent}
 
 
 def above(address: str, devices: Mapping[str, Device]) -> list[Device]:

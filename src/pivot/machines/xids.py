@@ -14,7 +14,8 @@ import yaml
 
 from pivot.findings import Finding, Severity
 
-LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+?)\): *(\d{1,5}),? ?(.*)")
+# a part of a card (MIG) is named after the card's address
+LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+)(?: [^)]*)?\): *(\d{1,5}),? ?(.*)")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?")
 RECOVERY = 154  # its text names the action that the driver asks for, or that none is needed any more
 CLOCKS = datetime.timedelta(seconds=60)  # between the time of boot and that of the first lines
