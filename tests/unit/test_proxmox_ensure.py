@@ -264,6 +264,12 @@ def test_what_a_running_container_takes_only_at_its_next_start_is_known_beforeha
         assert outcome.restarted is waits
 
 
+def test_a_container_that_is_stopped_in_this_run_lets_nothing_wait():
+    wanted = {**WANTED, "nameserver": "192.0.2.1", "dev0": "/dev/nvidia0"}
+    outcome = run(Remembering(RUNNING, pending=["features"]), wanted, state="stopped")
+    assert (outcome.findings, outcome.stopped, outcome.restarted) == ([], True, False)
+
+
 # --- what only root@pam may set
 
 FOR_ROOT = {

@@ -15,7 +15,8 @@ import sys
 from pivot.machines.asking import read, run
 
 SHM = "/dev/shm"  # noqa: S108 - looked at, never written to
-LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib")
+DEBIAN = "/usr/lib/x86_64-linux-gnu"
+LIBRARIES = (DEBIAN, DEBIAN + "/nvidia/current", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib")
 PACKAGES = ("nvidia-*", "libnvidia-*", "libcuda1", "cuda-drivers*")
 CGROUP = "/sys/fs/cgroup/"
 

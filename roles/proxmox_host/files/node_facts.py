@@ -16,7 +16,8 @@ from pivot.machines.asking import read, run
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA, DISPLAY = "0x10de", "0x03"
-LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+DEBIAN = "/usr/lib/x86_64-linux-gnu"
+LIBRARIES = (DEBIAN, DEBIAN + "/nvidia/current", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 MODPROBE = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d")
 UDEV = ("/etc/udev/rules.d", "/usr/lib/udev/rules.d")
 # what this project may write, so that nothing is sent when it is there already

@@ -185,7 +185,7 @@ def _update(container: Container, request: Request, actual: Mapping[str, Any], *
     outcome.findings += _root_refused(container, request, [*for_root, *([] if request.is_root else raw.keys)])
     if raw.add or any(family(key) == "dev" for key in plan.set):
         outcome.findings += _cards(container, request, request.wanted)
-    waiting = sorted({*container.pending(), *plan.waiting}) if running else []
+    waiting = sorted({*container.pending(), *plan.waiting}) if running and request.state != "stopped" else []
     outcome.restarted = running and (
         request.state == "restarted"
         or (
