@@ -6,13 +6,15 @@ The keys are those of the field's list of known faults. What only preflight, or 
 # ruff: noqa: E501 - lines as they are logged
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pivot.logs.diagnosis import Diagnosis, State
+from pivot.logs.diagnosis import Diagnosis, State, diagnose
+from pivot.logs.evidence import read
 
 from .test_diagnosis import FAILED, SCHEDULER, SERVER, at, codes, crash, decode, look, start, unit
 
@@ -177,6 +179,91 @@ TOLD = [
         "RuntimeError: Not enough memory of the past",
     ),
     (
+        "H-12 by torch",
+        "DIAG-SHM-FULL",
+        "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: No space left on device (28)",
+        "ValueError: </torch_1_2> is no address",
+    ),
+    (
+        "H-12 cut",
+        "DIAG-SHM-FULL",
+        "llm9:77:91 [5] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-oGhG1w to 3303",
+        "llm9:77:91 [5] NCCL INFO extended /dev/shm/nccl-oGhG1w to 3303",
+    ),
+    (
+        "H-02 another wording",
+        "DIAG-DEVICES",
+        "torch.AcceleratorError: CUDA error: unknown error",
+        "ValueError: unknown error of CUDA",
+    ),
+    (
+        "H-05 too few",
+        "DIAG-DEVICES",
+        "RuntimeError: CUDA error: invalid device ordinal",
+        "ValueError: an ordinal of a device",
+    ),
+    (
+        "H-05 fabric",
+        "DIAG-DEVICES",
+        "RuntimeError: CUDA error 802: system not yet initialized",
+        "ValueError: not initialized yet",
+    ),
+    (
+        "H-08 too old",
+        "DIAG-DRIVER",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 12080).",
+        "ValueError: the driver on a system is old",
+    ),
+    ("H-16 of Python", "DIAG-HOST-MEMORY", "MemoryError", "ValueError: OutOfMemoryErrors are none here"),
+    (
+        "N-01 no peers",
+        "DIAG-P2P",
+        "RuntimeError: CUDA error: peer access is not supported between these two devices",
+        "ValueError: peers have access",
+    ),
+    (
+        "S-01 asked for",
+        "DIAG-ARCHITECTURE",
+        "ValueError: FlashAttention v3 Backend requires SM>=80 and SM<=90. Please use `--attention-backend flashinfer`.",
+        "[10:00:00] FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.",
+    ),
+    (
+        "S-01 other cards",
+        "DIAG-ARCHITECTURE",
+        "ValueError: CuteDSL MLA backend is only supported on Blackwell GPUs (SM100). Please use a different backend.",
+        "[10:00:00] SBO is only supported on Blackwell",
+    ),
+    (
+        "S-01 compiler",
+        "DIAG-ARCHITECTURE",
+        "RuntimeError: nvcc fatal   : Unsupported gpu architecture 'compute_120a'",
+        "ValueError: a gpu architecture",
+    ),
+    (
+        "S-02 of the unit",
+        "DIAG-JIT-CACHE",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/var/cache/sglang/flashinfer/0.6/x.so'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/var/cache/apt/x'",
+    ),
+    (
+        "S-12 nobody there",
+        "DIAG-RENDEZVOUS",
+        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (127.0.0.1, 29500).",
+        "ValueError: a client has timed out",
+    ),
+    (
+        "S-09 driver's wording",
+        "DIAG-GPU-MEMORY",
+        "RuntimeError: CUDA driver error: out of memory",
+        "ValueError: the driver's memory",
+    ),
+    (
+        "E-12 no type",
+        "DIAG-MODEL-TYPE",
+        "ValueError: Unrecognized model in /models/drafter. Should have a `model_type` key in its config.json",
+        "ValueError: Unrecognized modelling",
+    ),
+    (
         "E-12 config class",
         "DIAG-MODEL-TYPE",
         '  File "/x/transformers/models/auto/configuration_auto.py", line 1012, in __getitem__',
@@ -276,6 +363,14 @@ def test_several_at_once_keep_their_order(tmp_path: Path) -> None:
     assert found == ["DIAG-SHM-FULL", "DIAG-DRIVER", "DIAG-GPU-MEMORY", "DIAG-EXCEPTION"]
 
 
+def test_the_rank_that_began_it_is_named_not_those_that_miss_it(tmp_path: Path) -> None:
+    gone = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+    begun = "RuntimeError: shard 7 is damaged"
+    for text, why in ((f"{gone}\n{begun}", begun), (gone, gone)):
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        assert failed(tmp_path, text).verdict.why == why
+
+
 def test_ranks_that_write_into_each_other(tmp_path: Path) -> None:
     mixed = "".join(
         f"2026-11-29T10:05:03.{rank}00000+0000 h sglang[1{rank}]: [2026-11-29 10:05:03 TP{rank}] {text}\n"
@@ -320,6 +415,15 @@ def test_what_the_kernel_tells(tmp_path: Path, fault: str, code: str, line: str,
     found = serves(tmp_path, **{name: f"[ 812.1] usb 1-1: new device\n[ 900.4] {line}\n"})
     assert codes(found) == [code]
     assert [(one.file, one.line) for one in found.suspects[0].evidence] == [(name, 2)]
+
+
+def test_a_kernel_log_alone_b13(tmp_path: Path) -> None:
+    file = tmp_path / "dmesg.txt"
+    file.write_text("[ 812.1] NVRM: Xid (PCI:0000:b1:00): 62, 00000000 00000000 (GSP halt)\n")
+    found = diagnose(read(file))
+    assert (found.verdict.state, codes(found)) == (State.UNKNOWN, ["DIAG-GPU-LOST"])
+    file.write_text(start() + "[ 812.1] NVRM: Xid (PCI:0000:b1:00): 62, in a server's log it is a quotation\n")
+    assert codes(diagnose(read(file))) == []
 
 
 def test_what_the_kernel_says_all_the_time_is_silent(tmp_path: Path) -> None:

@@ -115,9 +115,7 @@ class Facts:
 def read(path: Path) -> Facts:
     """A bundle's directory, or a server's log as a file. BundleError names what it is not."""
     if path.is_file():
-        with path.open("rb") as stream:
-            log = ServerLog(path.name).read(stream)
-        return Facts(path.name, "", "", None, log, ServerLog("", ""))
+        return _alone(path)
     if not path.is_dir():
         raise BundleError(f"there is no bundle {path}: pivot bundle list shows those that there are")
     manifest = read_json(path / "manifest.json")
@@ -149,6 +147,16 @@ def read(path: Path) -> Facts:
     facts.machine = machine.read(path)
     facts.unit_text = machine.text(path / "unit.txt")
     _gpu_logs(facts, path)
+    return facts
+
+
+def _alone(path: Path) -> Facts:
+    """A log as a file; one that no server wrote may be the kernel's."""
+    with path.open("rb") as stream:
+        facts = Facts(path.name, "", "", None, ServerLog(path.name).read(stream), ServerLog("", ""))
+        if not any(run.begin or run.milestones or run.decode.lines for run in facts.log.runs):
+            stream.seek(0)
+            facts.kernel = KernelLog(path.name).read(stream)
     return facts
 
 

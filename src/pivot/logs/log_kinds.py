@@ -23,9 +23,9 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     ),
     "watchdog-soft": _kind("soft=True", r"(?:(\w+) )?[Ww]atchdog timeout \(self\.watchdog_timeout=([\d.]+), .*soft=T"),
     "gpu-memory": _kind(
-        "OutOfMemory|CUDA out of mem|CUDA error: out|CUDA calloc|CUDA host alloc|CUDA malloc"
+        "OutOfMemory|CUDA out of mem|CUDA error: out|CUDA driver error: out|CUDA calloc|CUDA host alloc|CUDA malloc"
         "|ALLOC_FAILED|cudaErrorMemory|Cuda failure",
-        r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory"
+        r"OutOfMemoryError|CUDA out of memory|CUDA (?:driver )?error: out of memory"
         r"|to CUDA (?:host )?\w+|CUBLAS_\w+ALLOC_FAILED|cudaErrorMemoryAllocation|Cuda failure '?\d* ?'?out of memory",
     ),
     "kv-room": _kind("Not enough memory", r"Not enough memory\. Please try to increase --mem-fraction-static"),
@@ -34,14 +34,15 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         r"(?:Prefill|Decode) out of memory|alloc_\w+ runs out of memory|KV cache pool is full\. Retract",
     ),
     "host-memory": _kind(
-        "Killed process|oom-kill|OOM killer|bad_alloc|Cannot allocate mem",
-        r"Out of memory: Killed process|oom-kill|by the OOM killer|std::bad_alloc|Cannot allocate memory",
+        "Killed process|oom-kill|OOM killer|bad_alloc|Cannot allocate mem|MemoryError",
+        r"Out of memory: Killed process|oom-kill|by the OOM killer|std::bad_alloc|Cannot allocate memory"
+        r"|(?<![\w.])MemoryError\b",
     ),
     "unbalanced": _kind("capacity is unbalanced", r"memory capacity is unbalanced"),
     "shm-full": _kind(
-        f"{SHM}|Bus error|SIGBUS|posix_fallocate",
+        f"{SHM}|</torch_|Bus error|SIGBUS|posix_fallocate",
         rf"{SHM}\S*.*(?:No space left|\(28\)|errno 28)|(?:No space left|Errno 28).*{SHM}|Bus error|SIGBUS"
-        r"|posix_fallocate.*No space left",
+        rf"|posix_fallocate.*No space left|failed to extend {SHM}|</torch_\d+.*No space left",
     ),
     "shm-name": _kind(
         "shared memory segment|cuMem host",
@@ -52,33 +53,41 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         "No space left|Errno 28|Disk quota|ENOSPC", r"No space left on device|Errno 28\b|Disk quota exceeded|ENOSPC"
     ),
     "driver": _kind(
-        "ersion mismatch|API mismatch|CUDA driver version|forward compatibility|unsupported display driver",
+        "ersion mismatch|API mismatch|CUDA driver version|driver on your system is too old|forward compatibility"
+        "|unsupported display driver",
         r"[Dd]river/library version mismatch|API mismatch|CUDA driver version is insufficient"
-        r"|forward compatibility was attempted|unsupported display driver / cuda driver combination",
+        r"|driver on your system is too old|forward compatibility was attempted"
+        r"|unsupported display driver / cuda driver combination",
     ),
     "devices": _kind(
-        "CUDA unknown error|error 999|ERROR_UNKNOWN|cudaErrorUnknown|CUDA GPUs|CUDA-capable|NO_DEVICE|cudaErrorNoDevice"
+        "CUDA unknown error|CUDA error: unknown|device ordinal|initialization error|not yet initialized|error 999"
+        "|ERROR_UNKNOWN|cudaErrorUnknown|CUDA GPUs|CUDA-capable|NO_DEVICE|cudaErrorNoDevice"
         "|/dev/nvidia|no NVIDIA driver|the NVIDIA driver|initialize NVML",
-        r"CUDA unknown error|\berror 999\b|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|No CUDA GPUs are available"
+        r"CUDA unknown error|CUDA error: (?:unknown error|invalid device ordinal|initialization error)"
+        r"|system not yet initialized|\berror 999\b|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|No CUDA GPUs are available"
         r"|no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|no NVIDIA driver on your system"
         r"|communicate with the NVIDIA driver|initialize NVML: (?!.*mismatch)"
         r"|/dev/nvidia\S*.*(?:not permitted|denied|No such)|(?:not permitted|denied|No such).*/dev/nvidia",
     ),
     "cuda": _kind(
         "CUDA error|cudaError|Cuda failure|illegal memory|device-side assert",
-        r"CUDA error: (?!out of memory|no kernel image|unknown error|no CUDA-capable)"
+        r"CUDA error: (?!out of memory|no kernel|unknown error|no CUDA-cap|invalid device|initialization|peer access)"
         r"|cudaError(?!MemoryAllocation|Unknown|NoDevice|NoKernelImage)\w+"
-        r"|Cuda failure (?!.*(?:out of memory|mismatch|no CUDA-capable))|illegal memory access|device-side assert",
+        r"|Cuda failure (?!.*(?:out of memory|mismatch|no CUDA-capable|peer access))|illegal memory access"
+        r"|device-side assert",
     ),
     "no-kernel": _kind(
-        "kernel image|rchitecture|not supported on ",
-        r"no kernel image is available|[Uu]nsupported architecture|is not supported on (?:SM|sm_?)\d+",
+        "kernel image|rchitecture|supported on |requires SM",
+        r"no kernel image is available|[Uu]nsupported (?:gpu )?architecture|is not supported on (?:SM|sm_?)\d+"
+        # what is no error falls back to another kernel
+        r"|Error: .*(?:requires SM ?[>=\d]|only supported on (?:Hopper|Blackwell|SM)|not supported on Blackwell)",
     ),
     "jit": _kind(
-        "ninja|building extension|undefined symbol|ELF|.cache/|.so: cannot",
+        "ninja|building extension|undefined symbol|ELF|cache/|.so: cannot",
         r"ninja: build stopped|[Ee]rror building extension|undefined symbol: |(?:invalid|bad) ELF"
-        r"|\.cache/\S*(?:flashinfer|triton|tvm-ffi|torch_extensions|inductor)\S*.*(?:rror|No such file|cannot open)"
-        r"|(?:flashinfer|triton|tvm.ffi|torch_extensions|inductor)\S*/\S+\.so: cannot open",
+        r"|\bcache/\S*(?:flashinfer|triton|tvm-ffi|torch_extensions|inductor)\S*.*(?:rror|No such file|cannot open)"
+        r"|(?:flashinfer|triton|tvm.ffi|torch_extensions|inductor)\S*/\S+\.so: cannot open"
+        r"|No such file.*\bcache/\S*(?:flashinfer|triton|tvm-ffi|torch_extensions|inductor)",
     ),
     "peer": _kind(
         "peer access|P2P is |p2p access|cudaIpc|allreduce is disabled",
@@ -119,9 +128,9 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         r"|PytorchStreamReader failed|\.incomplete\b.*(?:rror|No such|not)",
     ),
     "model-type": _kind(
-        "this architecture|configuration_auto.py|odel architecture",
+        "this architecture|configuration_auto.py|odel architecture|Unrecognized model",
         r"does not recognize this architecture|configuration_auto\.py\", line \d+, in __getitem__"
-        r"|[Mm]odel architectures? .*not supported",
+        r"|[Mm]odel architectures? .*not supported|Unrecognized model in ",
     ),
     "no-capture": _kind("set_eagle3_layers", r"has no attribute '?set_eagle3_layers_to_capture"),
     "no-drafter": _kind("set_embed|hot_token_id", r"has no attribute '?(?:set_embed|hot_token_id)"),
@@ -132,8 +141,8 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     "graph-file": _kind("XML ", r"XML graph file|XML (?:Parse|Import)\b"),
     "one-shot": _kind("pcie_allreduce", r"pcie_allreduce\S*\.cu"),
     "rendezvous": _kind(
-        "clients joined|DistStoreError|arrier timeout|arrier timed out|waiting for clients",
-        r"\d+/\d+ clients joined|DistStoreError|[Bb]arrier time(?:d )?out",
+        "clients joined|DistStoreError|arrier timeout|arrier timed out|waiting for clients|client socket has timed",
+        r"\d+/\d+ clients joined|DistStoreError|[Bb]arrier time(?:d )?out|client socket has timed out",
     ),
     "env-value": _kind("Invalid value for ", r"Invalid value for (\w+): .*default"),
     "ptrace": _kind(

@@ -22,6 +22,13 @@ from pivot.logs.starts import BEGIN, CAPTURE, END, FOLLOW_UP, READY, Phase, phas
 RUNS = 24  # runs of one log that are kept in detail
 # kinds of lines after which a run is broken, and those that end it by a fault
 BREAKS = frozenset({"watchdog", "dead", "hit", "quit", "collective"})
+# what a rank says when another one is gone
+BY_OTHERS = (
+    "remote process exited",
+    "Connection closed by peer",
+    "onnection reset by peer",
+    "communicator was aborted",
+)
 FAILURES = frozenset({"dead", "hit", "quit", "exited", "failed", "warmup-failed", "start-timeout"})
 
 # what a server says, apart from what any log may say (`pivot.logs.log_kinds`)
@@ -127,11 +134,9 @@ class Run:
 
     @property
     def cause(self) -> tuple[str, Evidence] | None:
-        """The first error that is not the consequence of another."""
-        for text, evidence, _ in self.errors:
-            if not any(word in text for word in FOLLOW_UP):
-                return text, evidence
-        return None
+        """The first error that is not the consequence of another, of the same rank or of one that is gone."""
+        own = [(text, line) for text, line, _ in self.errors if not any(word in text for word in FOLLOW_UP)]
+        return next((one for one in own if not any(word in one[0] for word in BY_OTHERS)), own[0] if own else None)
 
     @property
     def broken(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from pivot.findings import Severity
@@ -84,7 +85,8 @@ def diverged(facts: Facts) -> Iterator[Suspect]:
 def collectives(facts: Facts) -> Iterator[Suspect]:
     """A path between the GPUs that carries nothing: communicators are there, and no collective comes back."""
     run, note, peer = facts.run, facts.note("collective"), facts.note("peer")
-    broken = note is not None or (peer is not None and run is not None and run.broken)
+    refused = peer is not None and re.search(r"C(?:UDA error: |uda failure .*)peer access", peer.first.text) is not None
+    broken = note is not None or refused or (peer is not None and run is not None and run.broken)
     logs = [log for log in (facts.nccl, facts.log.nccl) if log.ranks]
     silent = [log for log in logs if silent_after_init(log)]
     stuck = run is not None and run.ready is None and not run.decode.lines
@@ -93,7 +95,9 @@ def collectives(facts: Facts) -> Iterator[Suspect]:
     ranks = [one for log in silent for one in log.complete]
     ways = {name.decode("utf-8", "replace") for log in logs for one in log.ranks.values() for name in one.transports}
     path = f" over {', '.join(sorted(ways))}" if ways else ""
-    what = "a collective did not come back" if note else f"all ranks are initialised, and no collective followed{path}"
+    what = f"all ranks are initialised, and no collective followed{path}"
+    if note or refused:
+        what = "a collective did not come back" if note else "a GPU is refused the memory of another"
     yield suspect(
         "DIAG-P2P",
         Severity.ERROR,
