@@ -68,11 +68,23 @@ DRAFTER_FAULTS = [
         "",
     ),
     ("architectures", ["LlamaForCausalLM3"], [("ARCHITECTURE", "error")], "has no class LlamaForCausalLM3"),
+    ("architectures", ["LlamaForCausalLMEagle"], [("ALGORITHM", "error")], "is none for EAGLE-3"),
+    ("architectures", ["LlamaForCausalLM"], [("ALGORITHM", "error")], "but LlamaForCausalLM, the class of"),
     ("architectures", [], [("CONFIG", "error")], "a list with the name of a class"),
     ("model_type", "novel", [("MODEL-TYPE", "warning")], "'novel'"),
     ("num_aux_hidden_states", 4, [("COUNT", "error")], "takes 4 states"),
     ("quantization_config", {"quant_method": "fp8"}, [("QUANTISED", "warning")], "'fp8'"),
     ("eagle_config/use_aux_hidden_state", False, [("NO-AUX", "error")], "no states are kept"),
+    ("eagle_config/use_aux_hidden_state", "false", [("CONFIG", "error")], "'false' (str), which counts as true"),
+    (
+        "eagle_config",
+        {"eagle_aux_hidden_state_layers_ids": [4, 20, 40]},
+        [("KEY", "error")],
+        "the default would be used",
+    ),
+    ("eagle_config", {"aux_hidden_state_layer_ids": [4, 20, 40]}, [("KEY", "error")], "layer_ids: [4, 20, 40], which"),
+    ("eagle_config", {"aux_layers": [4, 20, 40], "use_aux_hidden_state": True}, [], ""),
+    ("eagle_config", {"use_aux_hidden_state": True}, [], ""),
     ("eagle_config", [1], [("CONFIG", "error")], "a JSON object"),
     (f"eagle_config/{IDS}", [], [("IDS", "error")], "not a list of layer numbers"),
     (f"eagle_config/{IDS}", "2,30,58", [("IDS", "error")], "'2,30,58'"),
@@ -122,6 +134,33 @@ def test_a_fault_in_the_drafters_header(name, value, expected, said):
     given = pair(tensors=changed(HEADER, name, value))
     assert found(given) == expected
     assert said in text(given)
+
+
+def test_ids_in_an_object_where_nobody_looks():
+    config = {**with_ids(None), "speculators_config": {IDS: [4, 20, 40]}}
+    assert found(pair(drafter=config)) == [("KEY", "error")]
+    assert f"speculators_config.{IDS}" in text(pair(drafter=config))
+    assert found(pair(drafter=config, layer_ids=[4, 20, 40])) == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([2, 47, 93], []),
+        ([-1, 47, 94], []),  # what the class makes of them nobody has read
+        ([2, 47, 95], [("RANGE", "error")]),
+        ([-3, 47, 90], [("RANGE", "error")]),
+    ],
+)
+def test_ids_that_no_rule_can_make_layers_of(ids, expected):
+    """Qwen3-MoE, whose setter nobody has verified."""
+    target = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 94,
+        **{key: TARGET["text_config"][key] for key in ("hidden_size", "vocab_size", "max_position_embeddings")},
+    }
+    assert found(pair(target=target, drafter=with_ids(ids))) == [("RULE", "warning"), *expected]
 
 
 @pytest.mark.parametrize(

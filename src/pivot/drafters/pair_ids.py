@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from pivot.drafters.configs import read_ids, short
+from pivot.drafters.configs import kind_of, read_ids, short
 from pivot.drafters.layers import default_layers, ids_for, kept_layers, numbers
 from pivot.drafters.pair import DEFAULT_COUNT, ERROR, IDS, INFO, WARNING, Look, fix_by_contract, ids_to_write
 
@@ -63,6 +65,36 @@ def _algorithm(look: Look) -> None:
     if given is not None and str(given).upper() != "EAGLE3" and "eagle3" in name.lower():
         message = f"speculative-algorithm is {short(given)}, but {name} is an EAGLE-3 drafter: no states would be kept"
         look.found.add("ALGORITHM", ERROR, message, "write speculative-algorithm: EAGLE3 into sglang_server_launch")
+    engine = look.pair.engine or {}
+    others = set(engine.get("architectures") or []) - set(engine.get("drafters") or {})
+    if str(given).upper() == "EAGLE3" and name in others:
+        message = f"speculative-algorithm is EAGLE3, but {name}, the class of the drafter, is none for EAGLE-3"
+        look.found.add(
+            "ALGORITHM", ERROR, message, "correct architectures, pin an EAGLE-3 drafter, or use its algorithm"
+        )
+
+
+def _misspelt(look: Look) -> None:
+    """Ids under a name that only resembles the right one, or in another object; nobody reads them."""
+    if look.ids is not None or look.drafter.data.get(IDS) is not None or not look.readable:
+        return
+    for where, key, value in _nested(look.drafter.data):
+        place = f"{where}.{key}" if where else key
+        alike = difflib.get_close_matches(key, [IDS], n=1, cutoff=0.85)
+        if alike and place != f"eagle_config.{IDS}" and isinstance(value, list):
+            message = (
+                f"{place} of the drafter's config.json is {short(value)}, and SGLang reads only eagle_config.{IDS}"
+            )
+            fix = f"write sglang_server_eagle_layer_ids: {short(value)}, which puts them there"
+            look.found.add("KEY", ERROR, f"{message}: the default would be used", fix)
+
+
+def _nested(data: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str, object]]:
+    """Every key of a config, and of the objects in it, with where it stands."""
+    for key, value in data.items():
+        yield where, str(key), value
+        if isinstance(value, Mapping) and not where:
+            yield from _nested(value, str(key))
 
 
 def _key(look: Look) -> None:
@@ -85,7 +117,8 @@ def _key(look: Look) -> None:
         message = f"{where} is not read; {top} happen to be the default layers {numbers(default)}"
         look.found.add("KEY", WARNING, message, fix)
     else:
-        message = f"{where} is not read, so {top} would be ignored and the default {numbers(default)} used"
+        said = f"{top} (layers {numbers(meant)})" if look.rule and list(meant) != top else str(top)
+        message = f"{where} is not read, so {said} would be ignored and the default {numbers(default)} used"
         look.found.add("KEY", ERROR, message, fix)
 
 
@@ -132,11 +165,22 @@ def _aux(look: Look) -> None:
     if not look.use_aux:
         message = f"eagle_config.use_aux_hidden_state is {short(look.use_aux)}: no states are kept and fc is skipped"
         look.found.add("NO-AUX", ERROR, message, "write use_aux_hidden_state: true")
+    elif not isinstance(look.use_aux, bool):
+        message = (
+            f"eagle_config.use_aux_hidden_state is {short(look.use_aux)} ({kind_of(look.use_aux)}), which counts as"
+        )
+        look.found.add("CONFIG", ERROR, f"{message} true", "write use_aux_hidden_state: true or false, without quotes")
 
 
 def _range(look: Look) -> None:
     """Layers that do not exist, and the embedding."""
     kept, layers = look.kept(), look.layers
+    if layers is not None and look.ids is not None and look.entry and look.rule is None:
+        # at most one is added to an id, and one past the last layer is its output
+        wrong = [value for value in look.ids if not -1 <= value <= layers]
+        if wrong:
+            message = f"the ids {numbers(wrong)} can be no layers of a target with {layers}, however they are read"
+            look.found.add("RANGE", ERROR, message, "give ids of layers that exist")
     if kept is None or layers is None:
         return
     if len(set(kept)) < len(kept):
@@ -204,8 +248,8 @@ def _convention(look: Look) -> None:
     if look.rule == "always_plus_one" and inside and kept != tuple(sorted(default)):
         message = f"SGLang {look.pair.version} raises all ids by 1: {ids} are the inputs of layers {numbers(kept)}"
         lower = ids_for(ids, look.rule)
-        fix = f"if inputs of {numbers(ids)} are meant, write {list(lower)}" if lower else "record the convention"
-        look.found.add("SHIFTED", WARNING, message, f"{fix}; record the convention in the drafter's contract")
+        fix = f"if inputs of {numbers(ids)} are meant, write {list(lower)}; " if lower else ""
+        look.found.add("SHIFTED", WARNING, message, f"{fix}record the convention in the drafter's contract")
     rest = tuple(ids[1:])
     outputs, inputs = tuple(layer - 1 for layer in default), default
     if len(ids) == DEFAULT_COUNT and ((rest == outputs[1:] and ids[0] != 1) or (rest == inputs[1:] and ids[0] == 1)):
@@ -218,6 +262,7 @@ PARTS: tuple[Callable[[Look], None], ...] = (
     _types,
     _algorithm,
     _key,
+    _misspelt,
     _count,
     _fc,
     _aux,
