@@ -169,6 +169,17 @@ def test_a_volume_that_fills_while_it_is_sent_to(small: Host, tmp_path: Path) ->
     goes_on(small)
 
 
+def test_a_volume_that_is_full_before_anything_is_sent(small: Host) -> None:
+    step = due(small)
+    (small.root / "of somebody else").write_bytes(bytes(1 << 12))
+    with contextlib.suppress(OSError), (small.root / "of somebody else").open("ab", buffering=0) as stream:
+        while stream.write(bytes(1 << 12)):
+            pass
+    assert small.run("prepare", step.for_host()) == {
+        "error": f"the volume of {small.root} is full: what has arrived is kept; free space there, then run again"
+    }
+
+
 def test_a_volume_that_fills_while_the_hub_is_read(small: Host) -> None:
     with serve(Hub({"lab/toy": {"r1": CONTENTS}})) as hub:
         small.wanted = toy(CONTENTS, hub=True)

@@ -13,7 +13,6 @@ PLACE/progress.json says how far it is, and at the end `ended` (ok or failed), `
 
 import collections
 import contextlib
-import errno
 import json
 import os
 import subprocess
@@ -39,6 +38,7 @@ from weights_state import (
     locked,
     put_modes_right,
     remove,
+    sentence,
     settle_model,
     walk,
 )
@@ -267,13 +267,6 @@ def work(spec: Dict[str, Any], progress: Progress) -> Dict[str, Any]:
         else:
             published.append(str(model.release))
     return {"published": published, "failed": failed, "ended": "failed" if failed else "ok"}
-
-
-def sentence(error: OSError, root: str) -> str:
-    """What stopped the job, for a person."""
-    if error.errno == errno.ENOSPC:
-        return f"the volume of {root} is full: what has arrived is kept; free space there, then run again"
-    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
 def main(place: Optional[str] = None) -> int:

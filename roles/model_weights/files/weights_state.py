@@ -14,6 +14,7 @@ and <root>/.lock, held by whoever changes something. In <run>/<digest of root>, 
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -42,6 +43,13 @@ SOURCES: Dict[str, str] = globals().get("SOURCES", {})
 
 class RefusedError(OSError):
     """Something stands in the way; the text is a sentence."""
+
+
+def sentence(error: OSError, root: str) -> str:
+    """What stopped an action or the job, for a person."""
+    if error.errno == errno.ENOSPC:
+        return f"the volume of {root} is full: what has arrived is kept; free space there, then run again"
+    return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -490,8 +498,7 @@ def main() -> None:
     try:
         result = ACTIONS[arguments["action"]](arguments)
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        result = {"error": f"{error.strerror or error}{where}"}
+        result = {"error": sentence(error, arguments["root"])}
         if arguments["action"] == "receive":
             sys.exit(result["error"])
     print(json.dumps(result))
