@@ -129,15 +129,22 @@ LOADING = "[2026-11-29 10:00:30] Load weight begin. avail mem=94.80 GB\n"
         ),
         # it went on
         (BEGUN + TRACE + "OSError: no file\n" + LOADING, State.STARTING, "weights of the target; no earlier start"),
+        (
+            BEGUN + "INFO:     Shutting down\nINFO:     Finished server process [3121]\n",
+            State.STOPPED,
+            "it was asked to end",
+        ),
+        ("[10:00:00 TP0] Scheduler hit an exception: Tra", State.CRASHED, "a process hit an exception (Scheduler)"),
         ("hello\nworld\n", State.UNKNOWN, "no line of it is one of a server's log"),
     ],
 )
 def test_a_log_alone_that_ends_in_an_error_of_its_start(tmp_path: Path, text: str, state: State, why: str) -> None:
     file = tmp_path / "server.log"
     file.write_text(text)
-    found = diagnosis.diagnose(read(file)).verdict
-    assert found.state == state
-    assert found.why.startswith(why)
+    found = diagnosis.diagnose(read(file))
+    assert found.verdict.state == state
+    assert found.verdict.why.startswith(why)
+    assert ("nothing suspicious" in diagnosis.render(found)) == (state in diagnosis.GOOD)
 
 
 # --- starting

@@ -651,6 +651,13 @@ def test_the_watchdog_of_a_first_start_o04(tmp_path: Path) -> None:
     assert "raise watchdog-timeout" in found.suspects[0].finding.fix
 
 
+def test_the_watchdog_of_a_log_whose_beginning_is_gone(tmp_path: Path) -> None:
+    log = decode(9, count=4) + at(12, "Scheduler watchdog timeout (self.watchdog_timeout=300)")
+    found = look(tmp_path, log, properties=FAILED)
+    assert codes(found) == ["DIAG-WATCHDOG"]
+    assert "raise watchdog-timeout" not in found.suspects[0].finding.fix
+
+
 @pytest.mark.parametrize(
     ("environment", "line", "fires"),
     [

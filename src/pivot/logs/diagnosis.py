@@ -52,6 +52,9 @@ class State(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+GOOD = frozenset({State.SERVING, State.STARTING, State.STOPPED})
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
     """A state, why it is the one, and the lines that say so."""
@@ -405,7 +408,7 @@ def render(found: Diagnosis) -> str:
         lines += [f"{number}. {finding.severity.upper()} {finding.code}  {finding.message}", *_quoted(suspect.evidence)]
         lines.append(f"        next: {finding.fix}")
     if not found.suspects:
-        lines.append("nothing suspicious")
+        lines.append("nothing suspicious" if verdict.state in GOOD else "nothing here says why")
     lines += [f"lacks   {text}" for text in facts.lacks[:8]]
     if len(facts.lacks) > 8:
         lines.append(f"lacks   {len(facts.lacks) - 8} more, see manifest.json")
@@ -428,5 +431,8 @@ def main(arguments: list[str]) -> int:
         print(f"pivot diagnose: {error}", file=sys.stderr)
         return 2
     print(json.dumps(found.as_dict(), indent=1) if given.json else render(found))
-    good = found.verdict.state in (State.SERVING, State.STARTING, State.STOPPED)
-    return 0 if good and not any(s.finding.severity is Severity.ERROR for s in found.suspects) else 1
+    return (
+        0
+        if found.verdict.state in GOOD and not any(s.finding.severity is Severity.ERROR for s in found.suspects)
+        else 1
+    )

@@ -105,7 +105,11 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
     ),
     "hit": _kind("hit an exception", r"(\w+) hit an exception"),
     "quit": _kind("sigquit|SIGQUIT", r"[Rr]eceived sigquit|SIGQUIT received|Triggering SIGQUIT"),
-    "asked": _kind("SIGTERM received|Gracefully exit", r"SIGTERM received|Gracefully exiting"),
+    # the last is uvicorn's, after an interrupt; where it cannot bind, it ends without it
+    "asked": _kind(
+        "SIGTERM received|Gracefully exit|Finished server",
+        r"SIGTERM received|Gracefully exiting|Finished server process",
+    ),
     "health-failed": _kind("Health check failed", r"Health check failed\. Server couldn't get a response"),
     "warmup-failed": _kind("warmup error", r"Initialization failed\. warmup error"),
     "collective": _kind(

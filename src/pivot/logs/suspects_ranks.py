@@ -133,7 +133,7 @@ def watchdog(facts: Facts) -> Iterator[Suspect]:
     """A process that made no step for the whole watchdog time."""
     run = facts.run
     if run and (note := run.note("watchdog")):
-        starting = run.ready is None
+        starting = run.ready is None and not run.decode.lines
         yield suspect(
             "DIAG-WATCHDOG",
             Severity.ERROR,
