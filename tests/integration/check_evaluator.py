@@ -1,7 +1,7 @@
 """Checks the what-if's evaluator, the package beside it, with the engine's interpreter. Prints what held.
 
-Three things stand in for the evaluator's own arithmetic: a drafter written once more, one row at a time and with no
-cache; SGLang's own rotary embeddings; and small files in every packing that a training sample may have.
+Two things stand in for the evaluator's own arithmetic: a drafter written once more, one row at a time and with no
+cache; and SGLang's own rotary embeddings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from whatif.classes import open_drafter
 from whatif.drafting import Replayed, accept, draft, fed_states
 from whatif.files import Failed, Target
 from whatif.rope import frequencies, rope_settings
-from whatif.sample import Sample, load_sample
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -344,57 +343,6 @@ def check_accept() -> None:
     assert accept(ranks, 2)["histogram"] == [0, 1, 0, 1]  # with two guesses a step, row 0 accepts all three
 
 
-def check_samples(place: Path) -> list[str]:
-    """Every packing of one sample is read as the same states."""
-    generator = torch.Generator().manual_seed(3)
-    tokens = torch.randint(3, 40, (2, 9), generator=generator)
-    states = torch.randn(2, 9, 3, 16, generator=generator)
-    flat, joined = tokens.flatten(), states.flatten(2)
-    packings: dict[str, dict[str, Any]] = {
-        "side by side": {"input_ids": tokens, "x": joined},
-        "states first": {"input_ids": tokens, "x": states.permute(2, 0, 1, 3)},
-        "states in the middle": {"input_ids": tokens, "x": states.permute(0, 2, 1, 3)},
-        "turned": {"t": tokens, "x": joined.permute(2, 0, 1)},
-        "half": {"token_ids": tokens.int(), "labels": tokens + 1, "x": joined.half()},
-        "nested": {"data": {"input_ids": tokens, "h": {"x": joined}}, "other": torch.randn(4)},
-        "one behind the other": {"tokens": flat, "cu_seqlens": torch.tensor([0, 9, 18]), "x": joined.flatten(0, 1)},
-        "lengths": {"tokens": flat, "seq_lens": torch.tensor([9, 9]), "x": joined.flatten(0, 1)},
-        "positions": {"tokens": flat, "position_ids": torch.arange(9).repeat(2), "x": joined.flatten(0, 1)},
-    }
-    for name, content in packings.items():
-        path = place / f"{name}.pt"
-        torch.save(content, path)
-        sample = Sample(path, 16)
-        assert sample.sequences(2, 9) == (
-            [(0, 0, 9), (1, 0, 9)] if sample.tokens.shape == (2, 9) else [(0, 0, 9), (0, 9, 18)]
-        )
-        (stored,) = sample.states
-        for index, (row, start, stop) in enumerate(sample.sequences(2, 9)):
-            views = sample.views(stored, row, start, stop)
-            close = [
-                torch.allclose(view, states[index], atol=2e-3) for view in views if view.shape == states[index].shape
-            ]
-            assert any(close), name
-            assert torch.equal(sample.tokens[row, start:stop].long(), tokens[index]), name
-    for name, content, words in (
-        ("none", {"x": joined}, "holds no token ids"),
-        ("other width", {"input_ids": tokens, "x": torch.randn(2, 9, 7)}, "no tensor of the sample holds states"),
-    ):
-        torch.save(content, place / f"{name}.pt")
-        try:
-            Sample(place / f"{name}.pt", 16)
-        except Failed as error:
-            assert words in str(error), error
-        else:
-            raise AssertionError(name)
-    (place / "bad.pt").write_bytes(b"no file of torch")
-    try:
-        load_sample(place / "bad.pt")
-    except Failed as error:
-        assert "bad.pt cannot be read" in str(error)
-    return list(packings)
-
-
 def check_refusals(place: Path) -> None:
     """What cannot be computed is said."""
     cases = {
@@ -437,9 +385,8 @@ def main() -> None:
             check_drafter(name, config, place)
         check_accept()
         check_refusals(place)
-        samples = check_samples(place)
         ropes = check_ropes()
-    print(json.dumps({"drafters": list(variants), "samples": samples, "ropes": ropes}))
+    print(json.dumps({"drafters": list(variants), "ropes": ropes}))
 
 
 main()

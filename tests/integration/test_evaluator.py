@@ -8,7 +8,7 @@ import zlib
 from .conftest import ROOT
 
 WHATIF = ROOT / "roles/debug_probes/files/whatif"
-CHECK = ROOT / "tests/integration/check_evaluator.py"
+CHECKS = ROOT / "tests/integration"
 # on the host: the files from what is given, and one run
 THERE = """
 import base64, json, os, pathlib, subprocess, sys, tempfile, zlib
@@ -17,15 +17,23 @@ with tempfile.TemporaryDirectory() as place:
     pathlib.Path(place, "whatif").mkdir()
     for name, text in files.items():
         pathlib.Path(place, name).write_text(text)
-    line = [sys.executable, "check_evaluator.py"]
+    line = [sys.executable, sys.argv[2]]
     sys.exit(subprocess.run(line, cwd=place, env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1"}).returncode)
 """
 
 
-def test_the_evaluator_computes_what_sglang_does(deployed, host):
+def held(host, check):
+    """What a check beside this file prints, run with the evaluator beside it."""
     sources = {f"whatif/{path.name}": path.read_text(encoding="utf-8") for path in WHATIF.glob("*.py")}
-    files = json.dumps({**sources, CHECK.name: CHECK.read_text(encoding="utf-8")})
+    files = json.dumps({**sources, check: (CHECKS / check).read_text(encoding="utf-8")})
     packed = base64.b64encode(zlib.compress(files.encode())).decode()
-    said = host.run(f"/opt/sglang/current/bin/python -c {shlex.quote(THERE)} {packed}")
-    held = json.loads(said.splitlines()[-1])
-    assert {name: len(found) for name, found in held.items()} == {"drafters": 15, "samples": 9, "ropes": 6}
+    said = host.run(f"/opt/sglang/current/bin/python -c {shlex.quote(THERE)} {packed} {check}")
+    return {name: len(found) for name, found in json.loads(said.splitlines()[-1]).items()}
+
+
+def test_the_evaluator_computes_what_sglang_does(deployed, host):
+    assert held(host, "check_evaluator.py") == {"drafters": 15, "ropes": 6}
+
+
+def test_a_training_sample_is_read_in_every_packing(deployed, host):
+    assert held(host, "check_sample.py") == {"samples": 13, "masks": 5}

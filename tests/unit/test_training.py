@@ -134,6 +134,49 @@ def test_tensors_of_one_state_each_are_taken_without_what_is_to_be_predicted():
     assert training.compare("lab", of_tensors(piece(3), piece(5), piece(8)), (3, 5, 7)).trained == (3, 5, 8)
 
 
+def test_tensors_of_one_state_each_have_no_order_by_their_names_but_in_a_list():
+    by_name = of_tensors(piece(7), piece(3), piece(5))
+    for tensor, name in zip(by_name["tensors"], ("hidden_11", "hidden_3", "hidden_7"), strict=True):
+        tensor["name"] = name  # as safetensors sorts them
+    comparison = training.compare("lab", by_name, (3, 5, 7))
+    assert (comparison.trained, codes(comparison)) == ((3, 5, 7), [])
+    assert "hidden_11             input of layer 7 (output of layer 6)" in comparison.text()
+    listed = of_tensors(piece(7), piece(3), piece(5))
+    for index, tensor in enumerate(listed["tensors"]):
+        tensor["name"] = f"states.{index}"
+    assert codes(training.compare("lab", listed, (3, 5, 7))) == ["TRAINING-ORDER"]
+
+
+def packed(name, *pieces):
+    numbered = [{**one, "index": index} for index, one in enumerate(pieces)]
+    return {"name": name, "shape": [9, 4], "dtype": "bfloat16", "pieces": numbered}
+
+
+STRANGE = piece(2, distance=0.9, second_distance=1.0)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [packed("all", piece(3), piece(5), piece(7), piece(8, normed=True))],  # and what is to be predicted
+        [packed("all", piece(3), piece(5), piece(7), piece(8))],
+        [packed("x", piece(3), piece(5), piece(7)), packed("y", piece(3), piece(5), piece(7))],  # stored twice
+        [packed("x", piece(3), piece(5), piece(7)), packed("logits", STRANGE, STRANGE, STRANGE)],
+        [packed("x", piece(3), piece(5), piece(7)), packed("noise", STRANGE)],
+    ],
+)
+def test_what_stands_beside_the_states_that_were_used_hides_them_not(tensors):
+    comparison = training.compare("lab", {"layers": 8, "rows": 9, "tensors": tensors}, (3, 5, 7))
+    assert (comparison.trained, codes(comparison)) == ((3, 5, 7), [])
+
+
+def test_two_choices_of_which_each_could_have_been_used_are_not_decided():
+    tensors = [packed("x", piece(3), piece(5), piece(7)), packed("y", piece(2), piece(4), piece(6))]
+    assert codes(training.compare("lab", {"layers": 8, "rows": 9, "tensors": tensors}, (3, 5, 7))) == [
+        "TRAINING-UNDECIDED"
+    ]
+
+
 def test_the_next_layer_has_to_be_twice_as_far():
     near = training.compare("lab", of_tensors(piece(3, distance=0.14), piece(5), piece(7)), (3, 5, 7))
     assert codes(near) == []

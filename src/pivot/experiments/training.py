@@ -97,20 +97,30 @@ def stored_of(matched: Json) -> list[Stored]:
 def trained_on(stored: Sequence[Stored], count: int) -> tuple[Stored, ...]:
     """The states that a drafter with `count` slices was fed, as far as the sample can tell; empty when it cannot.
 
-    They are the one tensor that holds so many; else the tensors that hold one each, when there are so many without
-    what stands behind the last layer, which trainers keep as what is to be predicted.
+    They are those of the one tensor that holds so many; else those of the tensors that hold one each, when there are
+    so many. What stands behind the last layer, which trainers keep as what is to be predicted, is left out where that
+    is what makes the number fit.
     """
-    tensors: dict[str, list[Stored]] = {}
-    for one in stored:
-        tensors.setdefault(one.tensor, []).append(one)
-    fitting = [pieces for pieces in tensors.values() if len(pieces) == count]
-    if len(fitting) == 1 and count > 1:
-        return tuple(fitting[0])
-    single = [pieces[0] for pieces in tensors.values() if len(pieces) == 1]
-    for chosen in (single, [one for one in single if not one.last], [one for one in single if not one.normed]):
-        if len(chosen) == count:
-            return tuple(chosen)
+    for kept in (stored, [one for one in stored if not one.last], [one for one in stored if not one.normed]):
+        tensors: dict[str, list[Stored]] = {}
+        for one in kept:
+            tensors.setdefault(one.tensor, []).append(one)
+        packed = [pieces for pieces in tensors.values() if len(pieces) == count > 1]
+        known = [pieces for pieces in packed if all(one.layer is not None for one in pieces)] or packed
+        if known and len({tuple(one.layer for one in pieces) for pieces in known}) == 1:
+            return tuple(known[0])
+        single = [one for one in kept if one.count == 1]
+        if len(single) == count:
+            return tuple(
+                single if _listed(single) else sorted(single, key=lambda one: (one.layer is None, one.nearest))
+            )
     return ()
+
+
+def _listed(single: Sequence[Stored]) -> bool:
+    """Whether these tensors are the items of one list, which has an order; by their names they have none."""
+    names = [one.tensor.rpartition(".") for one in single]
+    return len({name[0] for name in names}) == 1 and [name[2] for name in names] == [str(n) for n in range(len(names))]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,7 +219,7 @@ def _unknown(subject: str, stored: Sequence[Stored], used: Sequence[Stored]) -> 
     """States that are none of this target's, that stand at other tokens, or that do not say what was used."""
     found = []
     strange = [one for one in stored if one.layer is None]
-    if strange:
+    if strange and not (used and all(one.layer is not None for one in used)):
         names = ", ".join(f"{one.name} ({one.how()})" for one in strange[:4])
         message = f"{len(strange)} of {len(stored)} stored states are no layer's state of the served target: {names}"
         fix = (

@@ -16,6 +16,7 @@ MASK_NAMES = ("attention_mask", "padding_mask")
 TOKEN_NAMES = ("input_id", "token_id", "input_token", "tokens", "ids", "token")
 NOT_TOKENS = ("label", "mask", "position", "target", "len", "index")
 SHIFTS = (0, 1, -1)
+RUN = 4  # as many equal tokens at the end of a sequence are padding that no mask tells of
 
 
 class Sample:
@@ -30,17 +31,14 @@ class Sample:
         self.tensors = _flat(load_sample(path))
         name = self._find_tokens()
         self.tokens_name = name
-        tokens = self.tensors[name].long()
+        tokens = self.tensors[name]
         self.shape = tuple(size for size in tokens.shape if size > 1) or (tokens.numel(),)
         if len(self.shape) > 2:
             raise Failed(f"{name} of the sample has the shape {list(tokens.shape)}: one or two axes are understood")
         self.tokens = tokens.reshape(self.shape if len(self.shape) == 2 else (1, -1))
-        scope = name.rpartition(".")[0]
-        self.states = {
-            other: tensor
-            for other, tensor in self.tensors.items()
-            if tensor.is_floating_point() and (not scope or other.startswith(scope + ".")) and self.layouts(tensor)
-        }
+        self.order = self._find_order()
+        self.tokens = self.tokens.gather(1, self.order)
+        self.states = self._find_states(name)
         if not self.states:
             raise Failed(
                 f"no tensor of the sample holds states of the {self.tokens.numel()} tokens of {name} for a target of "
@@ -57,7 +55,7 @@ class Sample:
             counted = bool((values[1:] - values[:-1] == 1).float().mean() > 0.9)
             if int(values.min()) < 0 or int(values.max()) < 2 or counted:
                 continue  # labels, a mask, positions
-            last = name.rpartition(".")[2].lower()
+            last = _word(name)
             hint = next((len(TOKEN_NAMES) - n for n, part in enumerate(TOKEN_NAMES) if part in last), 0)
             hint -= 10 * any(part in last for part in NOT_TOKENS)
             found.append((hint, tensor.numel(), name))
@@ -65,6 +63,30 @@ class Sample:
             raise Failed(f"the sample holds no token ids; there are {_shapes(self.tensors)}")
         best = max(hint for hint, _, _ in found)
         return max((item for item in found if item[0] == best), key=lambda item: item[1])[2]
+
+    def _find_order(self) -> torch.Tensor:
+        """Where the tokens of each sequence stand, in the order of their positions: [batch, tokens]."""
+        order = torch.arange(self.tokens.shape[1]).repeat(len(self.tokens), 1)
+        for name, tensor in self.tensors.items():
+            if "position" in _word(name) and tensor.numel() == self.tokens.numel():
+                positions = tensor.reshape(self.tokens.shape)
+                if torch.equal(positions.sort(1).values, order):
+                    return positions.argsort(1)
+        return order
+
+    def _find_states(self, tokens: str) -> Dict[str, torch.Tensor]:
+        """The tensors that hold states of these tokens: those that are stored nearest to them, as in a list of samples
+        each one has its own."""
+        fitting = {
+            name: tensor for name, tensor in self.tensors.items() if tensor.is_floating_point() and self.layouts(tensor)
+        }
+        scope = tokens
+        while scope:
+            scope = scope.rpartition(".")[0]
+            found = {name: tensor for name, tensor in fitting.items() if not scope or name.startswith(scope + ".")}
+            if found:
+                return found
+        return {}
 
     def layouts(self, tensor: torch.Tensor) -> List[Tuple[int, ...]]:
         """Orders of axes (those of size 1 left out) that give [batch, tokens, …, width] or [all tokens, …, width]."""
@@ -85,7 +107,8 @@ class Sample:
         for order in self.layouts(squeezed):
             turned = squeezed.permute(order)
             by_row = tuple(turned.shape[:2]) == (batch, length)
-            rows = turned[row, start:stop] if by_row else turned[row * length + start : row * length + stop]
+            whole = turned[row] if by_row else turned[row * length : (row + 1) * length]
+            rows = whole[self.order[row, start:stop]]
             found.append(rows.reshape(stop - start, -1, self.width).float())
         return found
 
@@ -103,16 +126,16 @@ class Sample:
         starts = {0}
         kept = torch.ones(length, dtype=torch.bool)
         for name, tensor in self.tensors.items():
-            last = name.rpartition(".")[2].lower()
-            if tensor.is_floating_point():
-                continue
-            values = tensor.reshape(-1).long() if tensor.numel() != self.tokens.numel() else None
-            same = tensor.reshape(self.tokens.shape)[row].long() if values is None else None
+            last = _word(name)
+            same = None
+            if tensor.numel() == self.tokens.numel():
+                same = tensor.reshape(self.tokens.shape)[row, self.order[row]]
             if same is not None and any(part in last for part in MASK_NAMES):
-                kept &= same != 0
+                kept &= self._unpadded(row, same != 0)
             elif same is not None and "position" in last:
                 starts |= set((same == 0).nonzero().flatten().tolist())
-            elif values is not None and len(self.tokens) == 1 and "len" in last:
+            elif same is None and not tensor.is_floating_point() and len(self.tokens) == 1 and "len" in last:
+                values = tensor.reshape(-1).long()
                 ends = values if int(values[0]) == 0 else torch.cat([values.new_zeros(1), values.cumsum(0)])
                 if int(ends[-1]) == length:
                     starts |= set(ends[:-1].tolist())
@@ -121,8 +144,28 @@ class Sample:
         for first, last_one in pairwise(edges):
             inside = kept[first:last_one].nonzero().flatten().tolist()
             if inside:
-                pieces.append((first + inside[0], first + inside[-1] + 1))
+                pieces.append(self._trimmed(row, first + inside[0], first + inside[-1] + 1))
         return pieces
+
+    def _unpadded(self, row: int, mask: torch.Tensor) -> torch.Tensor:
+        """The tokens that a mask keeps; one that marks at most one and the same token marks the padding."""
+        marked, others = (self.tokens[row][chosen].unique().numel() for chosen in (mask, ~mask))
+        return ~mask if marked <= 1 < others else mask
+
+    def _trimmed(self, row: int, start: int, stop: int) -> Tuple[int, int]:
+        """A sequence without the run of one token at either end that only padding makes."""
+        values = self.tokens[row, start:stop]
+        edges = [0, *((values[1:] != values[:-1]).nonzero().flatten() + 1).tolist(), len(values)]
+        if len(edges) > 2 and edges[1] >= RUN:
+            start += edges[1]
+        if len(edges) > 2 and edges[-1] - edges[-2] >= RUN:
+            stop -= edges[-1] - edges[-2]
+        return start, stop
+
+
+def _word(name: str) -> str:
+    """The last part of a dotted name that is no number: what a tensor is called."""
+    return next((part for part in reversed(name.lower().split(".")) if not part.isdecimal()), "")
 
 
 def load_sample(path: Path) -> Any:
@@ -140,7 +183,8 @@ def load_sample(path: Path) -> Any:
 def _flat(value: Any, name: str = "") -> Dict[str, torch.Tensor]:
     """Nested mappings and lists as one mapping of dotted names; lists of numbers become tensors."""
     if isinstance(value, torch.Tensor):
-        return {name or "tensor": value}
+        whole = value.is_floating_point() or value.dtype == torch.bool
+        return {name or "tensor": value if whole else value.long()}
     if isinstance(value, dict):
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)):
@@ -208,8 +252,12 @@ def match_sample(asked: Json) -> Json:
             last = known[-1]
             known.append(last * torch.rsqrt(last.pow(2).mean(-1, keepdim=True) + eps) * norm.float())
         for name in sample.states:
-            views = sample.views(name, row, start, stop)
+            views = [view for view in sample.views(name, row, start, stop) if view.shape[1] <= len(layers) + 1]
+            if not views:
+                continue  # more states than a target has: logits, whose number happens to fit
             distances.setdefault(name, []).append([_distances(view, known) for view in views])
+    if not distances:
+        raise Failed(f"no tensor of the sample holds as few states as a target of {recorded.layers} layers has")
     return {
         "format": FORMAT,
         "layers": recorded.layers,
