@@ -279,6 +279,20 @@ def test_ranks_that_agree_are_one_answer_and_their_verifications_count_once() ->
     assert "on 2 ranks" in answer.text()
 
 
+def test_of_two_starts_that_kept_other_layers_the_later_one_is_judged() -> None:
+    before, after = usual(capture=(1, 3, 5)), usual()
+    answer = before.analyse(after, expected=[2, 3, 5], asked=[2, 3, 5])
+    assert (answer.verdict, answer.layers, answer.forwards) == ("right", (2, 3, 5), 5)
+    assert codes(answer.findings) == ["WIRE-STARTS"]
+    assert "1 files (0.jsonl) are of other starts, which were told to keep the inputs of layers [1, 3, 5]" in (
+        answer.findings[0].message
+    )
+    # the same layers, and another rank's: one service
+    other = Run(capture=(1, 3, 5), rank=1)
+    other.forward("EXTEND", [("a", range(4))])
+    assert "WIRE-STARTS" not in codes(usual().analyse(usual(), other).findings)
+
+
 def test_ranks_that_disagree_are_named() -> None:
     one, other = Run(rank=0), Run(rank=1)
     one.forward("EXTEND", [("a", range(4))])

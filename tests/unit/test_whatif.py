@@ -182,6 +182,11 @@ def test_prompts_that_were_not_evaluated_are_left_out_of_the_comparison():
     record = asked(2.9)
     record["prompts"].append({"id": "p5", "accept_length": 1.0})
     assert codes(judge(GOOD, served={**record, "accept_length": 2.4})) == []
+    record = asked(1.2)
+    record["prompts"].append({"id": "p5", "accept_length": 9.0})
+    judgement = judge(GOOD, served={**record, "accept_length": 2.9})  # as much as predicted, but not where it was
+    assert codes(judgement) == ["WHATIF-SERVED-LESS"]
+    assert judgement.findings[0].message.startswith("served is 1.20, far below the 2.90 predicted")
 
 
 def test_one_prompt_proves_nothing():

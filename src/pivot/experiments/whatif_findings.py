@@ -24,7 +24,8 @@ def serving(look: Look) -> Iterator[Finding]:
         message = "predicted and served are compared on one prompt only, so nothing can be concluded from them"
         yield look.finding("WHATIF-FEW", Severity.WARNING, message, "ask more prompts: debug_probes_prompts")
     low, high = _bounds(look.reference)
-    if not difference.counts or low - ACCURACY <= look.served.length <= high + ACCURACY:
+    served = look.reference.figures.length + difference.total  # over the prompts that were evaluated too
+    if not difference.counts or low - ACCURACY <= served <= high + ACCURACY:
         return
     wiring = (
         f"the layers that reach fc ({numbers(look.reference.layers)})"
@@ -33,7 +34,7 @@ def serving(look: Look) -> Iterator[Finding]:
     )
     predicted = look.reference.figures.length
     way = "below" if difference.total < 0 else "above"
-    message = f"served is {look.served.length:.2f}, far {way} the {predicted:.2f} predicted for {wiring}"
+    message = f"served is {served:.2f}, far {way} the {predicted:.2f} predicted for {wiring}"
     reasons = list(launch_reasons(look.question.flags, look.question.environment, below=difference.total < 0))
     if reasons:
         message += f": {'; '.join(reason for reason, _ in reasons)}"
@@ -43,7 +44,7 @@ def serving(look: Look) -> Iterator[Finding]:
             row.name
             for row in look.rows
             if row.is_feed
-            and abs(row.figures.length - look.served.length) <= ACCURACY
+            and abs(row.figures.length - served) <= ACCURACY
             and not look.served.against(row.figures).counts
         ]
         message += "; the drafter is not what loses it"

@@ -112,6 +112,11 @@ class Recording:
         """The rank of the process, 0 where it recorded no forward."""
         return next((target.rank for target in self.targets.values()), 0)
 
+    @property
+    def captures(self) -> set[tuple[int, ...]]:
+        """The layer inputs that the engine was told to keep; one tuple, unless that changed."""
+        return {target.capture for target in self.targets.values()}
+
 
 def read(directory: Path, since: str = "") -> list[Recording]:
     """The recordings in a directory, in the order of their names, which is the order of their starts.

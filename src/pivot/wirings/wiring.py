@@ -242,8 +242,10 @@ def analyse(
     expected: what the drafter was trained on, asked: what its config makes the engine keep, both as layer inputs, see
     `as_inputs` and `asked_layers`; meta: request id → the server's meta_info, to compare the acceptance with.
     """
+    files, old = recordings, superseded(recordings)
+    recordings = [recording for recording in files if all(recording is not other for other in old)]
     served = [recording for recording in recordings if recording.targets or recording.fed or recording.given]
-    captures = {target.capture for recording in served for target in recording.targets.values()}
+    captures = set[tuple[int, ...]]().union(*(recording.captures for recording in served))
     capture = captures.pop() if len(captures) == 1 else None
     wiring = Wiring(
         sglang=tuple(sorted({str(item.header.get("sglang")) for item in recordings if item.header})),
@@ -264,12 +266,19 @@ def analyse(
         rule=setter_rule(recordings),
     )
     found = [
-        *wiring_findings.of_reading(recordings),
+        *wiring_findings.of_reading(files),
+        *wiring_findings.of_starts(old),
         *wiring_findings.of_wiring(wiring),
         *wiring_findings.of_ranks(rank_differences(served)),
         *wiring_findings.of_acceptance({name: acceptance(recordings, name) for name in meta or {}}, meta or {}),
     ]
     return dataclasses.replace(wiring, findings=tuple(found))
+
+
+def superseded(recordings: Sequence[Recording]) -> list[Recording]:
+    """Those of a start of the service after which the same rank was told to keep other layers."""
+    latest = {recording.rank: recording.captures for recording in recordings if recording.targets}
+    return [item for item in recordings if item.targets and item.captures != latest[item.rank]]
 
 
 # --- from point to point

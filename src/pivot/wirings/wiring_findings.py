@@ -60,6 +60,19 @@ def of_reading(recordings: Sequence[Recording]) -> Iterator[Finding]:
             yield _finding("WIRE-POINT-MISSING", ERROR if point == "fc" else WARNING, f"point {point}", message, fix)
 
 
+def of_starts(superseded: Sequence[Recording]) -> Iterator[Finding]:
+    """Records of several starts of a service, between which the layers that it keeps were changed."""
+    if superseded:
+        names = ", ".join(recording.name for recording in superseded[:3])
+        kept = sorted({capture for recording in superseded for capture in recording.captures})
+        message = (
+            f"{len(superseded)} files ({names}) are of other starts, which were told to keep the inputs of layers "
+            f"{', '.join(str(list(capture)) for capture in kept)}; they were left out"
+        )
+        fix = "keep each start's records in a directory of its own; pivot wiring compares two of them"
+        yield _finding("WIRE-STARTS", WARNING, "probe records", message, fix)
+
+
 def _of_file(recording: Recording) -> Iterator[Finding]:
     """The findings of one file."""
     name, schema = recording.name, (recording.header or {}).get("schema")
