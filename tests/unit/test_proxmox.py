@@ -314,6 +314,21 @@ def test_features_that_are_off_are_not_sent(wanted, actual, sent, deleted):
     assert plan.delete == deleted
 
 
+@pytest.mark.parametrize(
+    ("key", "wanted", "sent"),
+    [
+        ("mp0", "fast:700,mp=/models", "fast:700,mp=/models"),
+        ("mp0", "fast:700G,mp=/models,backup=0", "fast:700,mp=/models,backup=0"),  # 700G would be a volume's name
+        ("mp0", "mp=/models,volume=fast:1T", "fast:1024,mp=/models"),
+        ("rootfs", "ct:512M", "ct:0.5"),
+        ("mp0", "fast:vm-101-disk-1,mp=/models", "fast:vm-101-disk-1,mp=/models"),
+        ("mp0", "/srv/models,mp=/models", "/srv/models,mp=/models"),
+    ],
+)
+def test_a_new_volume_is_asked_for_in_gib(key, wanted, sent):
+    assert proxmox.to_create({key: wanted}) == {key: sent}
+
+
 def test_a_new_container_is_sent_what_says_something():
     assert proxmox.to_create({"features": "nesting=0", "hookscript": "", "swap": "0"}) == {"swap": "0"}
 

@@ -177,9 +177,13 @@ def to_send(key: str, wanted: str, actual: str = "") -> str:
     if kind == "net" and "hwaddr" not in parse_properties(key, wanted):
         address = parse_properties(key, actual).get("hwaddr")
         return f"{wanted},hwaddr={address}" if address else wanted
-    if kind == "mp" and (asked := new_volume(key, wanted)) and asked == volume(key, actual):
+    if kind not in ("mp", "rootfs") or (asked := new_volume(key, wanted)) is None:
+        return wanted
+    fields = parse_properties(key, wanted)
+    given = fields.pop("volume")
+    if asked == volume(key, actual):
         there = parse_properties(key, actual)
-        fields = {**parse_properties(key, wanted), "size": there["size"]}
-        del fields["volume"]
-        return ",".join([there["volume"], *(f"{name}={text}" for name, text in fields.items())])
-    return wanted
+        given, fields["size"] = there["volume"], there["size"]
+    elif not given[-1].isdigit():  # Proxmox takes a size with a unit for the name of a volume
+        given = f"{asked[0]}:{asked[1]:.12g}"
+    return ",".join([given, *(f"{name}={text}" for name, text in fields.items())])
