@@ -121,3 +121,19 @@ def test_a_first_token_that_outweighs_all_others_hides_nothing(
         3,
     )
     assert codes(answer.findings) == [code, "WIRE-FED"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_taken_for_nothing_else(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflowing(layer: int, *place: object) -> Row:
+        return [number, *row(layer, *place)[1:]] if layer > 2 else row(layer, *place)
+
+    def lost(states: list[list[Row]]) -> list[list[Row]]:
+        return [[[number, -number] * 8 for _ in states[0]], *states[1:]]
+
+    answer = usual(lost).analyse(expected=[2, 3, 5], asked=[2, 3, 5])
+    assert answer.slices[0].match == Match("none")
+    monkeypatch.setattr(probe_run, "row", overflowing)  # the target overflows from layer 2 on: the wiring is right
+    assert usual().analyse(expected=[2, 3, 5], asked=[2, 3, 5]).verdict == "right"
+    answer = usual(lost).analyse(expected=[2, 3, 5], asked=[2, 3, 5])
+    assert (answer.slices[0].match, answer.layers[1:]) == (Match("none"), (3, 5))

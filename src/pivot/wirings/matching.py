@@ -137,7 +137,7 @@ def _close(one: bytes, other: bytes) -> bool:
     """Whether two fingerprints differ by no more than rounding does."""
     first, second = _numbers(one), _numbers(other)
     scale = max(math.hypot(*first), math.hypot(*second))
-    return math.dist(first, second) <= CLOSE * scale
+    return math.isfinite(scale) and math.dist(first, second) <= CLOSE * scale
 
 
 def _numbers(row: bytes) -> tuple[float, ...]:
@@ -331,7 +331,7 @@ def _tolerance(dtype: str) -> float:
 
 
 def _fit(rows: Rows, state: Rows) -> _Fit | None:
-    """The factors that bring a state nearest to these rows, None where a row is zero."""
+    """The factors that bring a state nearest to these rows, None where a row is zero or not finite."""
     pairs = [(_numbers(ours), _numbers(theirs)) for ours, theirs in zip(rows, state, strict=False)]
     if not pairs or not all(any(ours) and any(theirs) for ours, theirs in pairs):
         return None
@@ -340,7 +340,7 @@ def _fit(rows: Rows, state: Rows) -> _Fit | None:
         math.dist(ours, [factor * value for value in theirs]) / math.hypot(*ours)
         for factor, (ours, theirs) in zip(factors, pairs, strict=True)
     )
-    return _Fit(distance, factors)
+    return _Fit(distance, factors) if math.isfinite(distance) else None
 
 
 def _factor(factors: Sequence[float], tolerance: float) -> str:
