@@ -278,12 +278,14 @@ def test_files_that_are_no_yaml_are_named_with_their_lines(tmp_path):
 
 def test_a_node_and_numbers_that_cannot_be(lab):
     wrong = {"proxmox_container_node": "pve9", "sglang_server_port": 99999, "proxmox_container_vmid": 7}
+    wrong |= {"proxmox_container_devices": "/dev/nvidia0,mode=0666"}
     done = pivot_check(lab, "--host", "infer1", "-e", json.dumps(wrong))
     assert done.returncode == 1
     assert "proxmox_container_node is pve9, which is no host of this inventory" in done.stdout
     assert "did you mean pve1?" in done.stdout
     assert "sglang_server_port is 99999" in done.stdout
     assert "write a number from 100 to 999999999" in done.stdout
+    assert "proxmox_container_devices is '/dev/nvidia0,mode=0666', which is no list" in done.stdout
 
 
 def test_a_closed_vault_is_named(lab, tmp_path):

@@ -172,6 +172,20 @@ def test_a_secret_of_a_wrong_type_is_not_shown(place):
     assert "hidden" not in finding.message + finding.fix
 
 
+@pytest.mark.parametrize(
+    ("given", "value", "expected"),
+    [
+        ({"vault_sglang_api_key"}, None, ["VAR-EMPTY"]),
+        ({"vault_sglang_api_key"}, "", ["VAR-EMPTY"]),
+        ({"vault_sglang_api_key"}, "made-up", []),
+        (set(), None, []),  # a server without a key, as somebody chose
+    ],
+)
+def test_names_of_the_vault_without_a_value(given, value, expected):
+    found = inventory.empty_secrets("infer1", given, {"sglang_server_api_key": value})
+    assert [finding.code for finding in found] == expected
+
+
 # --- files that are no YAML
 
 
@@ -257,6 +271,7 @@ SIZED = {
     **{name: {"type": "int"} for name in (*sizes.LIMITS, "sglang_server_stop_seconds", "proxmox_container_swap")},
     "sglang_server_nccl_port": {"type": "int", "default": 30001},
     "gpu_runtime_memory_gib": {"type": "float"},
+    "gpu_runtime_compute_capability": {"type": "str"},
 }
 
 
@@ -272,6 +287,9 @@ SIZED = {
         ({"sglang_server_stop_seconds": 0}, "write a number of 1 or more"),
         ({"gpu_runtime_memory_gib": -95.6}, "write a number of 0 or more"),
         ({"sglang_server_port": 30001}, "write another port"),
+        ({"gpu_runtime_compute_capability": "sm120"}, 'for example "12.0"'),
+        ({"gpu_runtime_compute_capability": 12.0}, ""),
+        ({"gpu_runtime_compute_capability": ""}, ""),
     ],
 )
 def test_numbers_that_cannot_be(values, said, place):

@@ -46,6 +46,11 @@ def test_field_case_b07_yaml_booleans_in_the_environment_are_named_with_their_fi
     assert finding.fix == 'quote it, for example NCCL_IB_DISABLE: "1"'
 
 
+def test_names_that_yaml_reads_as_something_else():
+    assert codes({8: "x", True: "y"}, {}) == ["LAUNCH-NAME", "LAUNCH-NAME"]
+    assert codes({}, {8: "x", None: "y"}) == ["ENV-NAME", "ENV-NAME"]
+
+
 def test_proxies_are_named_in_small_letters():
     assert codes({}, {"http_proxy": "http://192.0.2.1:3128", "no_proxy": "localhost", "HTTPS_PROXY": "x"}) == []
     assert codes({}, {"nccl_debug": "INFO"}) == ["ENV-NAME"]

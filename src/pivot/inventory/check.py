@@ -174,6 +174,7 @@ def _variables(
     if "pivot_pins" not in host.problems:
         yield from pins.check(values.get("pivot_pins"), Path(values.get("pivot_root") or project), host.place)
     yield from inventory.missing(host.name, host.given, specs, roles)
+    yield from inventory.empty_secrets(host.name, host.given, values)
     yield from inventory.unknown_variables(host.name, host.given, specs, host.place)
     yield from devices.deployed(host.name, values)
     yield from proxmox_raw.deployed(host.name, values)

@@ -66,7 +66,16 @@ def validate(options: inventory.Options, values: Mapping[str, Any]) -> list[str]
     own = {name: values[name] for name in options if name in values}
     # what is missing is a finding of its own
     spec = {name: {**options[name], "required": False, "default": None} for name in own}
-    return list(ArgumentSpecValidator(spec).validate(own).error_messages)
+    # the validator makes a list or a mapping of a text, but the role gets the text
+    texts = [
+        name
+        for name in own
+        if options[name].get("type") in ("list", "dict") and isinstance(own[name], str) and own[name]
+    ]
+    said = [f"argument '{name}' is a text, not a {options[name]['type']}" for name in texts]
+    others = {name: value for name, value in own.items() if name not in texts}
+    validator = ArgumentSpecValidator({name: spec[name] for name in others})
+    return [*said, *validator.validate(others).error_messages]
 
 
 def _work_out(templar: Any, raw: Mapping[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -33,6 +33,8 @@ FILES = {
     "sglang_server_health_prompts": ("file", "name a file like lab/models/prompts.json, or write null"),
 }
 
+# what takes a secret of the vault
+SECRETS = {"proxmox_container_api_password": "vault_proxmox_password", "sglang_server_api_key": "vault_sglang_api_key"}
 # what is right for a type that the specs name, and how it is written
 RIGHT = {
     "int": ("whole number", "write a whole number, without quotes or a unit"),
@@ -174,6 +176,22 @@ def missing(
         for role in roles
         for name, option in sorted(specs.get(role, {}).items())
         if option.get("required") and name not in given
+    ]
+
+
+def empty_secrets(subject: str, given: Iterable[str], values: Mapping[str, Any]) -> list[Finding]:
+    """Secrets whose name stands in the vault without a value, as the example's list of names has them."""
+    names = set(given)
+    return [
+        Finding(
+            "VAR-EMPTY",
+            Severity.ERROR,
+            subject,
+            f"{vault} is empty, so {name} would be",
+            "ansible-vault edit group_vars/all/vault.yml of the inventory, and write the value",
+        )
+        for name, vault in SECRETS.items()
+        if vault in names and name in values and values[name] in (None, "")
     ]
 
 

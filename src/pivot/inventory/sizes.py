@@ -12,6 +12,7 @@ from pivot.inventory.inventory import Options, where_set
 
 PORT = (1, 65535)
 PORTS = ("sglang_server_port", "sglang_server_nccl_port")
+CAPABILITY = "gpu_runtime_compute_capability"
 # least and most by variable, None for no end; those of a container are what Proxmox takes
 LIMITS: dict[str, tuple[int, int | None]] = {
     "proxmox_container_api_port": PORT,
@@ -39,6 +40,12 @@ def check(subject: str, values: Mapping[str, Any], options: Options, inventory: 
             right = f"from {least} to {most}" if most is not None else f"of {least} or more"
             message = f"{name} is {values[name]} (set in {where_set(name, inventory)}), which cannot be"
             yield Finding("VAR-RANGE", Severity.ERROR, subject, message, f"write a number {right}")
+    capability = values.get(CAPABILITY)
+    if CAPABILITY in options and capability and not re.fullmatch(r"[0-9]{1,2}\.[0-9]", str(capability)[:9]):
+        message = (
+            f"{CAPABILITY} is {capability!s:.40} (set in {where_set(CAPABILITY, inventory)}), no compute capability"
+        )
+        yield Finding("VAR-RANGE", Severity.ERROR, subject, message, 'write it as NVIDIA does, for example "12.0"')
     ports = [values.get(name, options[name].get("default")) for name in PORTS if name in options]
     if len(ports) == len(PORTS) and len({str(port) for port in ports}) == 1 and ports[0] is not None:
         places = " and ".join(where_set(name, inventory) for name in PORTS if name in values)

@@ -51,8 +51,10 @@ def check(
     ]
 
 
-def _wrong_flag(name: str, value: object) -> tuple[str, str, str] | None:
+def _wrong_flag(name: object, value: object) -> tuple[str, str, str] | None:
     where = f"sglang_server_launch.{name}"
+    if not isinstance(name, str):
+        return "LAUNCH-NAME", f"{where} is no text to YAML, but a name has to be", "put it in quotes, or correct it"
     if not _FLAG.match(name):
         fix = f"write {name.lstrip('-').replace('_', '-').lower()}"
         return "LAUNCH-NAME", f"{where} is not spelt as SGLang spells its flags", fix
@@ -84,9 +86,9 @@ def _controls(text: str) -> bool:
     return any(unicodedata.category(letter) in ("Cc", "Zl", "Zp", "Cs") for letter in text.replace("\t", " "))
 
 
-def _wrong_variable(name: str, value: object) -> tuple[str, str, str] | None:
+def _wrong_variable(name: object, value: object) -> tuple[str, str, str] | None:
     where = f"sglang_server_environment.{name}"
-    if not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.match(name):
         return "ENV-NAME", f"{where} is no environment variable's name", "use capitals, digits and underscores"
     if not isinstance(value, str):
         text = int(value) if isinstance(value, bool) else value
