@@ -28,6 +28,11 @@ while [[ $1 == --* ]]; do shift; done
 here=$(dirname "$0")
 if [[ -f $here/kill-at ]]; then set -- "$1" -I "$here/killer.py" "$here" "${@:3}"; fi
 PATH=${PATH#*:} setsid "$@" >>"$here/journal" 2>&1 </dev/null &
+echo $! >"$here/job"
+"""
+SYSTEMCTL = """#!/bin/bash
+# STAND-IN for `systemctl is-active`, of the one job that systemd-run started last
+kill -0 "$(<"$(dirname "$0")/job")" 2>/dev/null
 """
 
 KILLER = """
@@ -83,8 +88,9 @@ class Host:
         self.record = self.base / ".verified-r1.json"
         self.jobs = self.runs / weights.digest_of(str(self.root))
         self.bin.mkdir()
-        (self.bin / "systemd-run").write_text(SYSTEMD_RUN)
-        (self.bin / "systemd-run").chmod(0o755)
+        for name, text in {"systemd-run": SYSTEMD_RUN, "systemctl": SYSTEMCTL}.items():
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
         (self.bin / "killer.py").write_text(KILLER)
         self.hub: dict[str, Any] = {}
         self.job = 0

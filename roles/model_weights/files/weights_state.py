@@ -32,6 +32,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 FORMAT = 2
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
 GRACE = 5  # seconds that a receiver of an interrupted run gets to end by itself
+BEGINNING = 120  # seconds that a job gets before it has said a word: it yields to everything else on a busy host
 PATIENCE = 3  # seconds to wait for the lock: a look takes it for a moment
 TICK = 20_000_000  # nanoseconds; coarser than the steps in which file systems count time
 LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
@@ -461,17 +462,23 @@ def start(arguments: Dict[str, Any]) -> Dict[str, Any]:
     told.unlink(missing_ok=True)
     (place / "spec.json").write_text(json.dumps(arguments), encoding="utf-8")
     # a server on the same machine goes first
-    unit = ["systemd-run", "--quiet", "--collect", f"--unit=pivot-weights-{place.name}", "--property=Nice=10"]
-    command = [*unit, "--service-type=exec", "python3", "-I", str(place / "weights_job.py"), str(place)]
+    unit = f"pivot-weights-{place.name}"
+    command = ["systemd-run", "--quiet", "--collect", f"--unit={unit}", "--property=Nice=10", "--service-type=exec"]
+    command += ["python3", "-I", str(place / "weights_job.py"), str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RefusedError(f"the job could not be started: {done.stderr.strip()}")
-    limit = time.monotonic() + 10
-    while not told.exists() and time.monotonic() < limit:
-        time.sleep(0.02)
+    limit = time.monotonic() + BEGINNING
+    while not told.exists() and time.monotonic() < limit and active(unit):
+        time.sleep(0.05)
     if not told.exists():
-        raise RefusedError(f"the job did not begin: journalctl -u pivot-weights-{place.name}")
+        raise RefusedError(f"the job did not begin: journalctl -u {unit}")
     return {"started": arguments["job"]}
+
+
+def active(unit: str) -> bool:
+    """Whether a unit is at work."""
+    return subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
 
 
 def watch(arguments: Dict[str, Any]) -> Dict[str, Any]:

@@ -29,6 +29,7 @@ from pivot.transfer import rsync_to
 
 PAUSES = (1, 2, 4, 8, 16, 32)  # seconds before another attempt; bytes that arrive in one begin the row again
 LOST = (10, 12, 30, 35, 255)  # rsync's and ssh's exit codes for connections that broke
+BEGINNING = 120  # seconds that a sender gets before it has said a word
 PULSE = 0.5  # seconds between two words about the progress
 WINDOW = 20  # of them, over which the rate is taken
 DONE = re.compile(r"\s*([\d,]+)\s+\d+%")
@@ -80,13 +81,13 @@ def begin(place: Path, sends: Sequence[Mapping[str, Any]]) -> None:
     (place / "progress.json").unlink(missing_ok=True)
     (place / "spec.json").write_text(json.dumps(list(sends)), encoding="utf-8")
     with (place / "log").open("w") as log:
-        subprocess.Popen(
+        sender = subprocess.Popen(
             [sys.executable, "-m", "pivot.checkpoints.weights_send", str(place)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + BEGINNING
     while not told(place):
-        if time.monotonic() > limit:
+        if time.monotonic() > limit or (sender.poll() is not None and not told(place)):
             raise OSError(f"the sender did not begin: {(place / 'log').read_text(errors='replace').strip()[-300:]}")
         time.sleep(0.02)
 
