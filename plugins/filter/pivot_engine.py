@@ -129,8 +129,8 @@ def told(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not secret_name(name)}
 
 
-def send(source: str, incoming: str, shared: str, pip: str, connection: Mapping[str, Any]) -> list[list[str]]:
-    """The rsync calls that send a wheelhouse."""
+def send(source: str, incoming: str, shared: str, pip: str, connection: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The rsync calls that send a wheelhouse: shared, which may be empty, and own."""
     return sending.commands(source, incoming, shared, pip, connection)
 
 

@@ -42,7 +42,8 @@ def there(path: Path) -> dict[str, str]:
 def send(wheelhouse: Path, incoming: Path, shared: str = "") -> list[str]:
     """Names of what was sent."""
     sent: list[str] = []
-    for call in sending.commands(str(wheelhouse), str(incoming), shared, PIP, HOST):
+    calls = sending.commands(str(wheelhouse), str(incoming), shared, PIP, HOST)
+    for call in filter(None, (calls["shared"], calls["own"])):
         incoming.mkdir(parents=True, exist_ok=True)
         command = [call[0], "--out-format=%n", *call[1:]]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
