@@ -196,6 +196,21 @@ def test_a_restore_that_was_interrupted_is_done_again(place):
     assert [path.name for path in place.root.glob("*.new")] == []
 
 
+def test_what_is_so_already_is_not_written_again(place):
+    """systemd takes a unit that was replaced for another one until it is told to read it again."""
+    place.serve("A")
+    first = place.record("A")["recorded"]
+    place.serve("B")
+    place.restore(first, place.record("B")["recorded"])
+    before = place.unit.stat(), place.launch.stat()
+    place.restore(first)
+    assert (place.unit.stat(), place.launch.stat()) == before
+    place.unit.chmod(0o600)
+    place.restore(first)
+    assert place.unit.stat().st_mode == before[0].st_mode
+    assert place.unit.stat().st_ino != before[0].st_ino
+
+
 def test_no_key_is_kept_and_the_one_of_now_stays(place):
     place.serve("A", key="secret-key-1")
     first = place.record("A")["recorded"]

@@ -99,10 +99,11 @@ class Host:
         """One action of weights_state.py, sent as the role sends it."""
         common = {"run": str(self.runs), "by": US}
         argument = weights.host_arguments(action, str(self.root), models, **{**common, **more})
+        path = f"{self.bin}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
             [sys.executable, "-I", "-", argument],
             input=f"SOURCES = {json.dumps(SOURCES)}\n{SOURCES['weights_state.py']}",
-            capture_output=True, text=True, check=True, env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"},
+            capture_output=True, text=True, check=True, env={**os.environ, "PATH": path},
         )  # fmt: skip
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

@@ -11,12 +11,14 @@ that a rollback is on its way to}. API keys are not kept: a rollback leaves thos
 rename and may be repeated. Prints one JSON object.
 """
 
+import contextlib
 import grp
 import hashlib
 import json
 import os
 import pwd
 import re
+import stat
 import sys
 from pathlib import Path
 
@@ -34,9 +36,14 @@ def read(kept):
 
 
 def write(path, text, mode, user=0, group=0):
-    """Replace a file in one rename."""
+    """Replace a file in one rename; one that is so already stays, or systemd would take its unit for a new one."""
     fresh = Path(f"{path}.new")
     fresh.unlink(missing_ok=True)
+    with contextlib.suppress(OSError, ValueError):
+        status = os.lstat(path)
+        now = (stat.S_ISREG(status.st_mode), stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        if now == (True, mode, user, group) and Path(path).read_text(encoding="utf-8") == text:
+            return
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
         stream.write(text)
         os.fchown(stream.fileno(), user, group)
