@@ -13,7 +13,7 @@ from ansible.plugins.loader import init_plugin_loader, lookup_loader
 from pivot.program import program, sources
 
 FILES = Path(__file__).parents[2] / "roles"
-ON_HOSTS = sorted(path for path in FILES.glob("*/files/*") if path.suffix == ".py" or path.is_dir())
+ON_HOSTS = sorted(path for path in FILES.glob("*/files/*") if path.suffix == ".py" or (path / "__main__.py").is_file())
 
 
 @pytest.fixture
