@@ -110,7 +110,10 @@ def unchanged(deployed, lab, host):
     ("variables", "words"),
     [
         ({"sglang_server_prot": 30000}, ["VAR-UNKNOWN infer1: sglang_server_prot", "did you mean sglang_server_port?"]),
-        ({"sglang_server_port": "abc"}, ["VAR-TYPE infer1:", "sglang_server_port", "is 'abc', which is no whole number"]),
+        (
+            {"sglang_server_port": "abc"},
+            ["VAR-TYPE infer1:", "sglang_server_port", "is 'abc', which is no whole number"],
+        ),
         ({"proxmox_container_vmid": "one"}, ["VAR-TYPE infer1:", "proxmox_container_vmid", "set in hosts.yml:"]),
         (
             {"sglang_server_launch": "fast"},
