@@ -26,10 +26,15 @@ engine_layer() {
 pivot-lab up
 [[ $# -gt 0 ]] || set -- molecule/*/molecule.yml
 engine_layer
+failed=()
 for scenario in "$@"; do
     name=$(basename "${scenario%/molecule.yml}")
     begin=$SECONDS
     printf '\n== molecule test: %s\n' "$name"
-    molecule test --scenario-name "$name"
+    molecule test --scenario-name "$name" || failed+=("$name")
     printf '== molecule test: %s: %d s\n' "$name" $((SECONDS - begin))
 done
+if [[ ${#failed[@]} -gt 0 ]]; then
+    echo "molecule: error: failed: ${failed[*]}" >&2
+    exit 1
+fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything, in three lanes beside each other; each step's output stands together, with the seconds it took. A lane ends
-# at its first failing step, the others go on: all that fails in a run is seen.
+# Everything, in three lanes beside each other; each step's output stands together, with the seconds it took. A step that
+# fails does not hide what comes after it: all that fails in a run is seen.
 #   deploy     deploy.yml and its tags, bad input, the first killed runs, the README; with PIVOT_SOAK also the bench
 #   check      linters, pure code, the lab itself, then the roles' scenarios on the engine that the first lane installed;
 #              with PIVOT_SOAK also the probe against SGLang in all its ways
@@ -59,17 +59,21 @@ failures() {
 
 deploy_lane() {
     trap 'touch "$logs/.deploy-ended"' EXIT
-    step integration python -m pytest "${verbose[@]}" "${beside[@]/#/--deselect=}" tests/integration
-    if [[ -n ${PIVOT_SOAK:-} ]]; then step bench scripts/bench.sh; fi
+    local status=0
+    step integration python -m pytest "${verbose[@]}" "${beside[@]/#/--deselect=}" tests/integration || status=1
+    if [[ -n ${PIVOT_SOAK:-} ]]; then step bench scripts/bench.sh || status=1; fi
+    return $status
 }
 
 check_lane() {
-    step lint scripts/lint.sh
-    step unit python -m pytest -q tests/unit
-    step lab python -m pytest -q lab/tests
+    local status=0
+    step lint scripts/lint.sh || status=1
+    step unit python -m pytest -q tests/unit || status=1
+    step lab python -m pytest -q lab/tests || status=1
     engine || true # the scenarios then install their own
-    step molecule scripts/molecule.sh "${scenarios[@]}"
-    if [[ -n ${PIVOT_SOAK:-} ]]; then step probe scripts/probe.sh tests/live.py; fi
+    step molecule scripts/molecule.sh "${scenarios[@]}" || status=1
+    if [[ -n ${PIVOT_SOAK:-} ]]; then step probe scripts/probe.sh tests/live.py || status=1; fi
+    return $status
 }
 
 interrupt_lane() {

@@ -85,13 +85,14 @@ def called_name(node: ast.expr) -> str:
 
 
 def tables_of(tree: ast.Module) -> dict[str, set[str]]:
-    """The texts of a module's constants, by name."""
-    found = {}
+    """The texts of a module's constants, by name; one that stands in another belongs to that one too."""
+    found: dict[str, set[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name):
-                    found[target.id] = texts(node.value)
+                    inner = [found.get(part.id, set()) for part in ast.walk(node.value) if isinstance(part, ast.Name)]
+                    found[target.id] = texts(node.value).union(*inner)
     return found
 
 
