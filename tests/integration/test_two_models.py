@@ -83,7 +83,7 @@ def test_two_models_on_two_containers(deployed, lab, controller, host, variables
         recorded = PROMPTS["prompts"][0]["output_ids"]
         assert answer(host, lab) == recorded
         assert answer(second, lab) != recorded
-        assert "served-model-name: another" in second.run("cat /etc/sglang/launch.yaml")
+        assert 'served-model-name: "another"' in second.run("cat /etc/sglang/launch.yaml")
         assert "speculative" not in second.run("cat /etc/sglang/launch.yaml")
         still = controller.play("deploy.yml", "-i", inventory)
         assert (still.status, still.changed_tasks()) == ("successful", [])
