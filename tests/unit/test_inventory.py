@@ -173,6 +173,23 @@ def test_a_secret_of_a_wrong_type_is_not_shown(place):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "kind", "said"),
+    [
+        ("sglang_server_environment", "MY_PASS made-up-word", "dict", "is a text, which is no mapping"),
+        ("sglang_server_environment", ["MY_PASS made-up-word"], "dict", "is a list, which is no mapping"),
+        ("proxmox_container_devices", {"path": "made-up-word"}, "list", "is a mapping, which is no list"),
+        ("proxmox_container_devices", 7, "list", "is a single value, which is no list"),
+        ("sglang_server_port", "HF_TOKEN=hf_madeupwordmadeupwordmadeupword", "int", "which is no whole number"),
+    ],
+)
+def test_what_may_hold_secrets_is_not_shown_where_its_type_is_wrong(place, name, value, kind, said):
+    message = f"argument '{name}' is a text, not a {kind}"
+    (finding,) = inventory.type_findings("infer1", [message], {name: {"type": kind}}, place, {name: value})
+    assert said in finding.message
+    assert "made" not in finding.message
+
+
+@pytest.mark.parametrize(
     ("given", "value", "expected"),
     [
         ({"vault_sglang_api_key"}, None, ["VAR-EMPTY"]),

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from pivot.engines import engine_models
+from pivot.experiments.probe import payload
+
 SOURCE = Path(__file__).parents[2] / "probe" / "src"
 VARIABLES = ("DIR", "MAX_BYTES", "ROWS", "TENSOR_BYTES", "UNTIL")
 
@@ -336,8 +339,6 @@ def test_late_fields_that_cannot_be_had_are_a_failure_too(record: Any, tmp_path:
 def test_every_hook_target_is_one_that_engine_descriptions_look_for(probe: Any) -> None:
     from pivot_probe import targets  # noqa: PLC0415 - importable only now
 
-    from pivot.engines import engine_models  # noqa: PLC0415 - beside what it is compared with
-
     assert set(engine_models.HOOKS) == {targets.FRAMEWORK, *targets.HOOKED}
     assert probe.__version__ in (SOURCE.parent / "pyproject.toml").read_text()
 
@@ -357,8 +358,6 @@ def test_what_the_tests_of_the_probe_serve_is_what_the_role_puts_on_a_host(
 ) -> None:
     monkeypatch.syspath_prepend(str(SOURCE.parent))
     import beside  # noqa: PLC0415 - importable only now
-
-    from pivot.experiments.probe import payload  # noqa: PLC0415 - beside what it is compared with
 
     beside.install(tmp_path)
     files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}

@@ -33,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Ansible reads its settings while it is imported, so it has to be told before
     if not Path("ansible.cfg").exists():
         os.environ.setdefault("ANSIBLE_CONFIG", str(PROJECT / "ansible.cfg"))
-    from ansible.errors import AnsibleError  # noqa: PLC0415 - see above
+    from ansible.errors import AnsibleError  # noqa: PLC0415 - Ansible has to be told first
 
-    from pivot.inventory import gather  # noqa: PLC0415 - see above
+    from pivot.inventory import gather  # noqa: PLC0415 - it imports Ansible
 
     try:
         source = gather.Source(parsed.inventory, parsed.extra_vars, parsed.vault_password_file)

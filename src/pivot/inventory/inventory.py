@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from pivot.bundles.redact import Redactor
 from pivot.findings import Finding, Severity
 from pivot.places import directory_at, file_at
 
@@ -306,10 +307,19 @@ def type_findings(
         text, fix = message, "give it the type or one of the values that the message names" if name else "set it"
         if name and f"argument '{name}'" in message and options[name].get("type") in RIGHT:
             what, fix = RIGHT[options[name]["type"]]
-            given = "what it is" if options[name].get("no_log") else f"{values.get(name)!r:.60}"
-            text = f"{name} is {given}, which is no {what}"
-        findings.append(Finding("VAR-TYPE", Severity.ERROR, subject, f"{text}{place}", fix))
+            text = f"{name} is {_given(values.get(name), options[name])}, which is no {what}"
+        findings.append(Finding("VAR-TYPE", Severity.ERROR, subject, f"{Redactor().text(text)}{place}", fix))
     return findings
+
+
+def _given(value: object, option: Mapping[str, Any]) -> str:
+    """A value of the wrong type, as far as it may be shown: what was to be a list or a mapping may hold secrets."""
+    if option.get("no_log"):
+        return "what it is"
+    if option["type"] in ("list", "dict"):
+        kinds = {str: "a text", list: "a list", dict: "a mapping"}
+        return next((words for kind, words in kinds.items() if isinstance(value, kind)), "a single value")
+    return f"{value!r:.60}"
 
 
 def absent_nodes(hosts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:

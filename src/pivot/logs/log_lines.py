@@ -111,7 +111,7 @@ class Clock:
         text = _unwrapped(raw.decode("utf-8", "replace"))
         time, zone, rank = None, False, ""
         outer = _OUTER.match(text)
-        assert outer is not None  # noqa: S101 - all of it may be absent
+        assert outer is not None  # noqa: S101 - every part of the pattern is optional, so it matches any text
         if outer["unix"]:
             time, zone = float(outer["unix"]), True
         elif outer.group(1):
