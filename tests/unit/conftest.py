@@ -1,5 +1,6 @@
 """How many guards there are, and how many tests let each fire and find it silent: printed at the end of a whole run,
 and held to at least one each. A guard is a finding's code; that a test names it as a text is looked at besides.
+And the copies of the project that the tests of inventory/example share.
 """
 
 import ast
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from .example_checkout import Checkout
 from .guard_record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,3 +100,21 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.line(f"{len(RECORD.codes)} guards, {fired} tests let one fire, {asked} find one silent")
     for sentence in RECORD.unshown():
         terminalreporter.line(f"NOT SHOWN: {sentence}", red=True)
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """inventory/example as it is copied, and a vault."""
+    checkout = Checkout(tmp_path_factory.mktemp("untouched"))
+    checkout.make_vault()
+    return checkout
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """The same with everything in it that was left open; what a test changes in it, it puts back."""
+    checkout = Checkout(tmp_path_factory.mktemp("filled"))
+    checkout.make_vault()
+    checkout.fill()
+    checkout.trust()
+    return checkout

@@ -1,15 +1,10 @@
-"""inventory/example: a real cluster that nobody here has. What it says is checked as far as that goes without one.
-
-A copy of the project without a lab and with a vault of its own is what a person has on day one.
-"""
+"""inventory/example: a real cluster that nobody here has. What it says is checked as far as that goes without one."""
 
 import hashlib
 import ipaddress
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,67 +15,20 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from pivot.inventory import inventory, pins
 from pivot.serving import launch, launch_rules, nccl
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "inventory/example"
-FILES = sorted(EXAMPLE.rglob("*.yml"))
-PINS = yaml.safe_load((EXAMPLE / "group_vars/all/pins.yml").read_text())["pivot_pins"]
-NCCL = yaml.safe_load((EXAMPLE / "group_vars/inference/nccl.yml").read_text())
-PROFILES = ["latency", "throughput", "p2p-fallback"]
-LOCK = ROOT / "requirements/engine/cuda-py312.lock"
-SPECS = inventory.role_specs(ROOT / "roles")
-VAULT = {"vault_proxmox_password": "made-up-pass", "vault_sglang_api_key": "made-up-key"}
-
-CONFIGS = {  # with the public numbers of these models
-    "kimi-k2.5": {
-        "architectures": ["KimiK25ForConditionalGeneration"],
-        "model_type": "kimi_k25",
-        "text_config": {
-            "num_hidden_layers": 61,
-            "hidden_size": 7168,
-            "vocab_size": 163840,
-            "max_position_embeddings": 262144,
-            "num_attention_heads": 64,
-            "kv_lora_rank": 512,
-            "qk_rope_head_dim": 64,
-        },
-    },
-    "kimi-k2.5-eagle3": json.loads((ROOT / "tests/data/field-cases/B01b-drafter-config.json").read_text()),
-}
-
-SIZES = {"kimi-k2.5": 547 * 10**9, "kimi-k2.5-eagle3": 6 * 10**9}
-
-TARGET = "pivot_pins.models.kimi-k2.5"
-DRAFTER = "pivot_pins.models.kimi-k2.5-eagle3"
-MAKE_TARGET = "pivot manifest /srv/models/moonshotai/Kimi-K2.5 --repository moonshotai/Kimi-K2.5"
-MAKE_DRAFTER = "pivot manifest /srv/models/AQ-MedAI/Kimi-K25-eagle3 --repository AQ-MedAI/Kimi-K25-eagle3"
-NO_SOURCE = (
-    "put the files of the pinned revision there, or correct source; hosts that have them need no source: "
-    "--skip-tags preflight"
-)
-
-
-def unknown(inventory_name):
-    """(code, what, what is the matter, and the command or the words that fill it), in order."""
-    run = "NVIDIA-Linux-x86_64-VERSION.run"
-    driver = (
-        ("version", "ssh root@NODE cat /proc/driver/nvidia/version"),
-        ("file", f"download {run} from NVIDIA, then file: its path; '' where nothing is installed"),
-        ("sha256", f"sha256sum {run}"),
-    )
-    rows = [("PIN-NULL", "pivot_pins.driver", f"{key} is not known yet", fill) for key, fill in driver]
-    for subject, command, place, name in (
-        (TARGET, MAKE_TARGET, "moonshotai/Kimi-K2.5", "kimi-k2.5"),
-        (DRAFTER, MAKE_DRAFTER, "AQ-MedAI/Kimi-K25-eagle3", "kimi-k2.5-eagle3"),
-    ):
-        whole = f"{command} --revision COMMIT --output inventory/{inventory_name}/manifests/{name}.json"
-        rows += [
-            ("PIN-SOURCE", subject, f"the source /srv/models/{place} is no directory of this controller", NO_SOURCE),
-            ("PIN-NULL", subject, "revision is not known yet", f"{whole}, then revision: COMMIT"),
-            ("PIN-NULL", subject, "manifest is not known yet", whole),
-        ]
-    counts = "read how its training code counts layers, then write convention: input or output"
-    return [*rows, ("PIN-NULL", f"{DRAFTER}.contract", "convention is not known yet", counts)]
-
+from .example_checkout import (
+    EXAMPLE,
+    FILES,
+    LOCK,
+    MAKE_DRAFTER,
+    MAKE_TARGET,
+    NCCL,
+    PINS,
+    PROFILES,
+    ROOT,
+    SPECS,
+    VAULT,
+    unknown,
+)  # fmt: skip
 
 RENDER = """
 - name: What the hosts would get
@@ -116,106 +64,6 @@ RENDER = """
 """
 
 
-class Checkout:
-    """A copy of the project, its lab never up, with inventory/mine and a vault that has a password of its own."""
-
-    def __init__(self, place: Path) -> None:
-        self.root, self.mine = place / "pivot", place / "pivot/inventory/mine"
-        for name in ("playbooks", "plugins", "roles", "templates", "requirements", "lab/vault-password", "ansible.cfg"):
-            self._copy(name)
-        self._copy("deploy.yml")
-        shutil.copytree(EXAMPLE, self.mine)
-        (self.root / "artifacts").mkdir()
-        (place / ".ssh").mkdir()
-        (place / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA operator\n")
-        (place / ".ssh/id_ed25519").write_text("made up\n")
-        (place / "vault-password").write_text("a password of this cluster\n")
-        self.environment = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(place),
-            "LC_ALL": "C.UTF-8",
-            "ANSIBLE_CONFIG": str(self.root / "ansible.cfg"),
-            "ANSIBLE_VAULT_PASSWORD_FILE": str(place / "vault-password"),
-        }
-
-    def _copy(self, name: str) -> None:
-        source, target = ROOT / name, self.root / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, target)
-
-    def run(self, *words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            words, cwd=self.root, env=environment or self.environment, capture_output=True, text=True, check=False
-        )
-
-    def play(self, playbook: str, **variables: object) -> subprocess.CompletedProcess[str]:
-        return self.run("ansible-playbook", "-i", "inventory/mine", playbook, "-e", json.dumps(variables))
-
-    def make_vault(self) -> None:
-        plain = self.mine / "group_vars/all/vault.yml"
-        plain.write_text(yaml.safe_dump(VAULT))
-        done = self.run("ansible-vault", "encrypt", str(plain))
-        assert done.returncode == 0, done.stderr
-        assert plain.read_text().startswith("$ANSIBLE_VAULT;")
-
-    def fill(self) -> None:
-        """The nulls filled, with values of this test alone."""
-        path = self.mine / "group_vars/all/pins.yml"
-        text = path.read_text()
-        for name, repository in (
-            ("kimi-k2.5", "moonshotai/Kimi-K2.5"),
-            ("kimi-k2.5-eagle3", "AQ-MedAI/Kimi-K25-eagle3"),
-        ):
-            head, tail = text.split(f"repository: {repository}", 1)
-            tail = tail.replace("revision: null", "revision: made-up", 1)
-            tail = tail.replace("manifest: null", f"manifest: manifests/{name}.json", 1)
-            text = f"{head}repository: {repository}{tail}"
-            (self.mine / "manifests").mkdir(exist_ok=True)
-            manifest = {"format": 1, "repository": repository, "revision": "made-up", "safetensors": {}}
-            sizes = {"config.json": 1, "model.safetensors": SIZES[name]}
-            manifest["files"] = {file: {"sha256": "0" * 64, "size": size} for file, size in sizes.items()}
-            manifest["config"] = CONFIGS[name]
-            (self.mine / f"manifests/{name}.json").write_text(json.dumps(manifest))
-        sources, installer = self.root.parent / "models", self.root.parent / "NVIDIA-Linux-x86_64-999.99.99.run"
-        installer.write_text("made-up")
-        for line in re.findall(r"source: (/srv/models/.*)", text):
-            (sources / line.removeprefix("/srv/models/")).mkdir(parents=True)
-        text = (
-            text.replace("/srv/models/", f"{sources}/")
-            .replace("version: null", "version: 999.99.99")
-            .replace("file: null", f"file: {installer}")
-            .replace("sha256: null", f"sha256: {hashlib.sha256(b'made-up').hexdigest()}")
-            .replace("convention: null", "convention: output")
-        )
-        assert yaml.safe_load(text)["pivot_pins"] != PINS
-        path.write_text(text)
-
-    def trust(self) -> None:
-        """What docs/day-one.md puts beside the inventory."""
-        (self.mine / "trust").mkdir()
-        (self.mine / "trust/known_hosts").write_text("pve1.example.org ssh-ed25519 AAAA\n")
-        (self.mine / "trust/pve-root-ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
-
-
-@pytest.fixture(scope="module")
-def untouched(tmp_path_factory):
-    checkout = Checkout(tmp_path_factory.mktemp("untouched"))
-    checkout.make_vault()
-    return checkout
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    checkout = Checkout(tmp_path_factory.mktemp("filled"))
-    checkout.make_vault()
-    checkout.fill()
-    checkout.trust()
-    return checkout
-
-
 def names_set():
     """The variables that the inventory sets, by file."""
     return {name: path for path in FILES if path.name != "hosts.yml" for name in yaml.safe_load(path.read_text())}
@@ -232,12 +80,6 @@ def rendered(filled):
     done = filled.play("render.yml", names=names, out=str(out), ansible_python_interpreter=sys.executable)
     assert done.returncode == 0, done.stdout + done.stderr
     return {path.stem: json.loads(path.read_text()) for path in out.iterdir()}
-
-
-def report(text):
-    """Findings as a terminal shows them: (code, subject, message, fix), those of several hosts once."""
-    pattern = r"^ *(?:\[ERROR\].* )?ERROR +([A-Z-]+)  ([^:\n]+): ([^\n]+)\n +fix: ([^\n]+)"
-    return sorted(set(re.findall(pattern, text, re.MULTILINE)))
 
 
 # What is not known is null, and refused
@@ -276,200 +118,6 @@ def test_nothing_is_invented():
         assert set(re.findall(r"\b[0-9a-f]{32,}\b", code)) <= {lock}, path
     secrets = yaml.safe_load((EXAMPLE / "group_vars/all/vault.yml.example").read_text())
     assert secrets == dict.fromkeys(VAULT)
-
-
-def test_preflight_refuses_the_nulls_on_a_fresh_checkout(untouched):
-    done = untouched.play("playbooks/preflight.yml")
-    text = done.stdout + done.stderr
-    assert done.returncode == 2, text
-    trust = untouched.mine / "trust"
-    missing = [item for item in report(text) if item[0] == "FILE-MISSING"]
-    assert {item[1] for item in missing} == {"llm01", "llm02"}
-    assert {item[2].split(" names ")[-1] for item in missing} == {
-        f"{trust / 'known_hosts'}, whose directory does not exist",
-        f"{trust / 'pve-root-ca.pem'}, which is no file of this controller",
-    }
-    assert [item for item in report(text) if item not in missing] == sorted(unknown("mine"))
-
-
-def test_what_is_missing_is_said_in_the_order_of_day_one(untouched):
-    text = untouched.play("playbooks/preflight.yml").stdout
-    order = ["trust/known_hosts", "pve-root-ca.pem", "version is not", "the source", "revision is", "convention is"]
-    places = [text.index(words) for words in order]
-    assert places == sorted(places)
-
-
-def test_a_forgotten_vault_is_named_with_what_belongs_into_it(filled):
-    vault = filled.mine / "group_vars/all/vault.yml"
-    kept = vault.read_text()
-    vault.unlink()
-    text = filled.play("playbooks/preflight.yml").stdout
-    vault.write_text(kept)
-    assert "VAR-UNDEFINED" in text
-    assert "not set: vault_proxmox_password, vault_sglang_api_key" in text
-    assert "write it into group_vars/all/vault.yml" in text
-
-
-def test_preflight_passes_when_they_are_filled(filled):
-    done = filled.play("playbooks/preflight.yml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert report(done.stdout + done.stderr) == []
-
-
-def test_preflight_says_which_layers_reach_the_drafter(filled):
-    done = filled.play("playbooks/preflight.yml")
-    line = (
-        "ids [3, 31, 59] on 0.5.23 → inputs of layers 3, 31, 59 (outputs of 2, 30, 58); "
-        "contract: outputs of 2, 30, 58; agrees"
-    )
-    for host in ("llm01", "llm02"):
-        assert re.search(rf"^{host}\n  layers +{re.escape(line)}$", done.stdout, re.MULTILINE), done.stdout
-    done = filled.play("playbooks/preflight.yml", sglang_server_eagle_layer_ids=[2, 30, 58])
-    assert done.returncode == 2, done.stdout
-    assert "contract: outputs of 2, 30, 58; DISAGREES; write [3, 31, 59]" in done.stdout
-    assert {item[0] for item in report(done.stdout + done.stderr)} == {"DRAFTER-LAYERS"}
-
-
-def test_preflight_sees_what_an_operator_gets_wrong_at_once(filled):
-    done = filled.play(
-        "playbooks/preflight.yml",
-        sglang_server_environment={"OMP_NUM_THREADS": 8},
-        sglang_server_prot=1,
-        proxmox_container_memory="768G",
-        proxmox_container_vmid=9001,
-    )
-    text = done.stdout + done.stderr
-    assert done.returncode == 2, text
-    assert {item[0] for item in report(text)} == {"ENV-TYPE", "VAR-UNKNOWN", "VAR-TYPE", "HOST-COLLISION"}
-    for words in ('OMP_NUM_THREADS: "8"', "did you mean sglang_server_port?", "the vmid 9001 is given to 2 hosts"):
-        assert words in text
-    assert "Traceback" not in text
-
-
-def test_a_backend_without_kernels_for_the_cards_is_refused_before_anything_is_touched(filled):
-    launch_file = yaml.safe_load((filled.root / "inventory/mine/group_vars/inference/server.yml").read_text())
-    flags = {**launch_file["sglang_server_launch"], "attention-backend": "trtllm_mla"}
-    done = filled.play("playbooks/preflight.yml", sglang_server_launch=flags)
-    text = done.stdout + done.stderr
-    assert done.returncode == 2, text
-    assert {item[0] for item in report(text)} == {"LAUNCH-BACKEND"}
-    assert "no kernels for compute capability 12.0" in text
-
-
-def test_preflight_says_what_fits_into_a_card(filled):
-    done = filled.play("playbooks/preflight.yml")
-    # 0.85 x 95.6 GiB less 553e9 B / 8; 18,127,260,618 B / (70,272 + 4,096) B
-    line = (
-        "81.3 of 95.6 GiB a card are static: weights 63.7, drafter 0.7, KV cache 16.9 = 243,750 tokens of 74,368 B; "
-        "1 request of 131,072 tokens fits; or 16 of 15,234; 14.3 GiB for graphs, NCCL and activations"
-    )
-    assert len(re.findall(rf"^  memory +{re.escape(line)}$", done.stdout, re.MULTILINE)) == 2, done.stdout
-    assert "BUDGET-" not in done.stdout
-    text = (filled.root / "inventory/mine/group_vars/inference/server.yml").read_text()
-    flags = {**yaml.safe_load(text)["sglang_server_launch"], "tp-size": 4}
-    done = filled.play("playbooks/preflight.yml", sglang_server_launch=flags)
-    assert done.returncode == 2
-    assert {item[0] for item in report(done.stdout + done.stderr)} == {"BUDGET-WEIGHTS"}
-
-
-def test_a_misspelt_variable_of_nccl_is_refused_and_what_is_for_debugging_has_its_reason(filled):
-    assert "NCCL-" not in filled.play("playbooks/preflight.yml").stdout
-    done = filled.play(
-        "playbooks/preflight.yml", sglang_server_environment={"NCCL_P2P_LEVLE": "SYS", "NCCL_ALGO": "Ring"}
-    )
-    assert {item[0] for item in report(done.stdout + done.stderr)} == {"NCCL-UNKNOWN"}
-    assert "did you mean NCCL_P2P_LEVEL?" in done.stdout
-    # given on the command line, without a comment
-    assert "NVIDIA counts NCCL_ALGO among what is for debugging" in done.stdout
-
-
-def test_a_waived_finding_is_printed_and_stops_nothing(filled):
-    wrong = {"sglang_server_environment": {"NCCL_P2P_LEVLE": "SYS"}}
-    done = filled.play("playbooks/preflight.yml", **wrong, pivot_waivers={"NCCL-UNKNOWN": "a build of our own"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "INFO    NCCL-UNKNOWN" in done.stdout + done.stderr
-    assert "(accepted by pivot_waivers: a build of our own)" in " ".join((done.stdout + done.stderr).split())
-    done = filled.play("playbooks/preflight.yml", **wrong, pivot_waivers={"NCCL-UNKNOWN": "", "NCCL-UNKOWN": "x"})
-    assert done.returncode == 2
-    codes = {item[0] for item in report(done.stdout + done.stderr)}
-    assert codes == {"NCCL-UNKNOWN", "WAIVER-REASON", "WAIVER-UNKNOWN"}
-
-
-def test_what_is_worth_knowing_is_printed_and_no_warning(filled):
-    done = filled.play("playbooks/preflight.yml", sglang_server_eagle_layer_ids=[31, 3, 59])
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    for host in ("llm01", "llm02"):
-        assert [line for line in lines if line.startswith(f"  {host}: ids [31, 3, 59] on 0.5.23 → ")]
-        assert [line for line in lines if line.startswith(f"  {host}:   rope: theta 1000000.0")]
-        assert [line for line in lines if line.startswith(f"  INFO    DRAFTER-ORDER  {host}: ")]
-    assert not re.search(r"\[WARNING\]:\s+INFO", done.stdout + done.stderr)
-
-
-@pytest.mark.parametrize("variables", [{}, {"sglang_server_prot": 1, "proxmox_container_vmid": 9001}])
-def test_the_command_says_what_the_play_says(filled, variables):
-    command = Path(sys.executable).with_name("pivot")
-    done = filled.run(str(command), "check", "inventory/mine", "--json", "-e", json.dumps(variables))
-    assert done.returncode == (1 if variables else 0), done.stdout + done.stderr
-    data = json.loads(done.stdout)
-    wrong = [item for item in data["findings"] if item["severity"] == "error"]
-    found = {(item["code"], item["subject"], item["message"], item["fix"]) for item in wrong}
-    play = filled.play("playbooks/preflight.yml", **variables)
-    assert sorted(found) == report(play.stdout + play.stderr)
-    for host, said in data["hosts"].items():
-        assert f"{host}: {said['layers']}" in play.stdout
-
-
-@pytest.mark.parametrize(
-    ("tag", "name", "value"),
-    [
-        ("provision", "proxmox_host_devices", {"all": True}),
-        ("engine", "sglang_engine_keep_releases", "many"),
-        ("weights", "model_weights_models", "all"),
-        ("serve", "sglang_server_port", "abc"),
-    ],
-)
-def test_without_preflight_the_argument_specs_still_hold(filled, tag, name, value):
-    words = ["ansible-playbook", "-i", "inventory/mine", "deploy.yml", "--skip-tags", "preflight", "--tags", tag]
-    done = filled.run(*words, "-e", json.dumps({name: value}))
-    text = done.stdout + done.stderr
-    assert done.returncode == 2, text
-    assert "Validation of arguments failed" in text
-    assert name in text
-    assert "Everything wrong with the inventory" not in text
-
-
-def test_an_unknown_profile_names_the_known_ones(filled):
-    done = filled.play("playbooks/preflight.yml", sglang_server_nccl_profile="fast")
-    assert done.returncode == 2
-    words = " ".join((done.stdout + done.stderr).split())
-    assert "sglang_server_nccl_profile must be one of: none, latency, throughput, p2p-fallback, got: fast" in words
-
-
-# The whole story reads it, without a lab
-
-
-@pytest.mark.parametrize("vault", [True, False])
-def test_the_story_is_understood_without_a_lab(filled, vault):
-    assert not (filled.root / ".lab").exists()
-    environment = dict(filled.environment)
-    password = environment.pop("ANSIBLE_VAULT_PASSWORD_FILE")
-    words = ["ansible-playbook", "deploy.yml", "--syntax-check", "-i"]
-    words += ["inventory/mine", "--vault-password-file", password] if vault else [str(EXAMPLE)]
-    done = filled.run(*words, environment=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "playbook: deploy.yml" in done.stdout
-
-
-def test_the_vault_is_closed_to_the_labs_password(filled):
-    environment = {k: v for k, v in filled.environment.items() if k != "ANSIBLE_VAULT_PASSWORD_FILE"}
-    done = filled.run("ansible-playbook", "-i", "inventory/mine", "playbooks/preflight.yml", environment=environment)
-    assert done.returncode != 0
-    assert "made-up-pass" not in done.stdout + done.stderr
-    assert f"VAULT-CLOSED  {filled.mine}/group_vars/all/vault.yml" in done.stderr
-
-
-# Values
 
 
 def test_addresses_and_names_are_those_for_documentation():
