@@ -301,14 +301,14 @@ def type_findings(
 ) -> list[Finding]:
     """What Ansible's own validator says about a role's arguments, with the place where each was set."""
     findings = []
-    for message in messages:
+    for message in map(Redactor().text, messages):
         name = next((word for word in re.findall(r"\w+", message) if word in options), None)
         place = f" (set in {where_set(name, inventory)})" if name else ""
         text, fix = message, "give it the type or one of the values that the message names" if name else "set it"
         if name and f"argument '{name}'" in message and options[name].get("type") in RIGHT:
             what, fix = RIGHT[options[name]["type"]]
             text = f"{name} is {_given(values.get(name), options[name])}, which is no {what}"
-        findings.append(Finding("VAR-TYPE", Severity.ERROR, subject, f"{Redactor().text(text)}{place}", fix))
+        findings.append(Finding("VAR-TYPE", Severity.ERROR, subject, f"{text}{place}", fix))
     return findings
 
 
@@ -319,7 +319,7 @@ def _given(value: object, option: Mapping[str, Any]) -> str:
     if option["type"] in ("list", "dict"):
         kinds = {str: "a text", list: "a list", dict: "a mapping"}
         return next((words for kind, words in kinds.items() if isinstance(value, kind)), "a single value")
-    return f"{value!r:.60}"
+    return Redactor().text(f"{value!r:.60}")
 
 
 def absent_nodes(hosts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
