@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 # 2.4 GB of engine: installed once by the role itself, then cloned by the scenarios that need it
 engine_layer() {
     local wanted stamp=.lab/engine-layer base=engine-base container
+    exec 7>.lab/engine-layer.lock # of scenarios beside each other, one makes it
+    flock 7
     wanted=$(cat requirements/engine/cpu-py311.lock roles/sglang_engine/*/*.* lab/kernels/src/*/*.py | sha256sum)
     if pivot-lab layer list 2>/dev/null | grep -qx engine; then
         [[ -n ${PIVOT_TEST_LANES:-} ]] && return # of this run's deployment
@@ -25,7 +27,7 @@ engine_layer() {
 
 pivot-lab up
 [[ $# -gt 0 ]] || set -- molecule/*/molecule.yml
-engine_layer
+if grep -q 'layer: engine' "$@"; then (engine_layer); fi
 failed=()
 for scenario in "$@"; do
     name=$(basename "${scenario%/molecule.yml}")

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Everything, in three lanes beside each other; each step's output stands together, with the seconds it took. A step that
-# fails does not hide what comes after it: all that fails in a run is seen.
-#   deploy     deploy.yml and its tags, bad input, the first killed runs, the README; with PIVOT_SOAK also the bench
-#   check      linters, pure code, the lab itself, then the roles' scenarios on the engine that the first lane installed;
-#              with PIVOT_SOAK also the probe against SGLang in all its ways
-#   interrupt  the other killed runs, in a copy of this clone with a lab of its own, on that engine too; then the longest
-#              scenario
+# Everything, in lanes beside each other; each step's output stands together, with the seconds it took. A step that fails
+# does not hide what comes after it: all that fails in a run is seen.
+#   deploy     deploy.yml and its tags, bad input, the first killed runs, the README; with PIVOT_SOAK also the bench, and
+#              the probe against SGLang in all its ways
+#   beside     the other killed runs and wrong wirings, in a copy of this clone with a lab of its own, on the engine that
+#              the first lane installed
+#   check      linters, pure code, the lab itself
+#   scenarios  the roles' scenarios; the other lanes take from them too when they have done their own
+# Linters and pure code that passed on the very files that are here are not run again; `make lint unit` does it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
@@ -36,15 +38,15 @@ engine() {
             echo "the deploy lane ended before there was an engine to stand on" >&2
             return 1
         fi
-        sleep 1
+        sleep 3
     done
 }
 
 killed=tests/integration/test_interruption.py
-beside=("$killed::test_engine" "$killed::test_serve" "$killed::test_debug")
-longest=molecule/debug_probes/molecule.yml
-scenarios=()
-for scenario in molecule/*/molecule.yml; do [[ $scenario == "$longest" ]] || scenarios+=("$scenario"); done
+beside=(
+    "$killed::test_engine" "$killed::test_serve" "$killed::test_debug"
+    tests/integration/test_evaluator.py tests/integration/test_wirings.py
+)
 verbose=(-v --durations=0 --durations-min=5)
 
 # What failed, once more in few lines: often the end of the output is all there is of a run
@@ -57,38 +59,95 @@ failures() {
     done < <(cat "$logs/.failed" 2>/dev/null)
 }
 
+# All that git would show of this clone, and the packages that check it
+files() {
+    git ls-files -coz --exclude-standard | sort -z | xargs -0 sha256sum 2>/dev/null
+    cat .venv/.pivot-lock
+}
+
+# A step whose outcome these files alone decide
+pure() {
+    local name=$1 stamp=.cache/passed-$1 state
+    state=$(files | sha256sum)
+    if [[ -f $stamp && $(<"$stamp") == "$state" ]]; then
+        printf '######## %s: passed on these very files before\n' "$name"
+        return
+    fi
+    rm -f "$stamp"
+    step "$@" || return 1
+    printf '%s\n' "$state" >"$stamp"
+}
+
+# The longest first; each is drawn once, and those that stand on the engine, or share its container's card, after it
+printf '%s\n' debug_probes proxmox_container model_weights sglang_server log_bundle >"$logs/.longest"
+{
+    cat "$logs/.longest"
+    for scenario in molecule/*/molecule.yml; do basename "${scenario%/molecule.yml}"; done | grep -vxFf "$logs/.longest"
+} >"$logs/.scenarios"
+
+draw() {
+    local name
+    exec 8>"$logs/.drawing"
+    while true; do
+        flock 8
+        while read -r name; do
+            [[ -e $logs/.engine ]] || ! grep -qE 'layer: engine|gpu_shared' "molecule/$name/molecule.yml" || continue
+            sed -i "/^$name\$/d" "$logs/.scenarios"
+            printf '%s\n' "$name"
+            return
+        done <"$logs/.scenarios"
+        [[ -s $logs/.scenarios ]] || return 1
+        flock --unlock 8
+        sleep 2
+    done
+}
+
+scenarios() {
+    local status=0 name
+    while name=$(draw); do step "molecule-$name" scripts/molecule.sh "molecule/$name/molecule.yml" || status=1; done
+    return $status
+}
+
 deploy_lane() {
     trap 'touch "$logs/.deploy-ended"' EXIT
     local status=0
     step integration python -m pytest "${verbose[@]}" "${beside[@]/#/--deselect=}" tests/integration || status=1
-    if [[ -n ${PIVOT_SOAK:-} ]]; then step bench scripts/bench.sh || status=1; fi
+    touch "$logs/.deploy-ended"
+    if [[ -n ${PIVOT_SOAK:-} ]]; then
+        step bench scripts/bench.sh || status=1
+        step probe scripts/probe.sh tests/live.py || status=1
+    fi
+    scenarios || status=1
+    return $status
+}
+
+beside_lane() {
+    engine
+    local status=0
+    step beside scripts/beside.sh "${verbose[@]}" "${beside[@]}" "$killed::test_nothing_is_left_to_do" || status=1
+    scenarios || status=1
     return $status
 }
 
 check_lane() {
     local status=0
-    step lint scripts/lint.sh || status=1
-    step unit python -m pytest -q tests/unit || status=1
+    pure lint scripts/lint.sh || status=1
+    pure unit python -m pytest -q tests/unit || status=1
     step lab python -m pytest -q lab/tests || status=1
-    engine || true # the scenarios then install their own
-    step molecule scripts/molecule.sh "${scenarios[@]}" || status=1
-    if [[ -n ${PIVOT_SOAK:-} ]]; then step probe scripts/probe.sh tests/live.py || status=1; fi
+    scenarios || status=1
     return $status
 }
 
-interrupt_lane() {
-    engine
-    local status=0
-    step interruption scripts/beside.sh "${verbose[@]}" "${beside[@]}" "$killed::test_nothing_is_left_to_do" || status=1
-    step molecule-longest scripts/molecule.sh "$longest" || status=1
-    return $status
+scenarios_lane() {
+    (engine || true; touch "$logs/.engine") & # without it, the scenarios install their own
+    scenarios
 }
 
 # a new lab for a new run; also what an interrupted run left
 pivot-lab down
 set -m # every lane is a process group of its own, which ends with this script
 lanes=()
-for lane in deploy_lane check_lane interrupt_lane; do
+for lane in deploy_lane beside_lane check_lane scenarios_lane; do
     "$lane" &
     lanes+=($!)
 done

@@ -26,6 +26,14 @@ ON_CONTROLLER = {
     *("debug", "fail", "assert", "meta", "set_fact", "include_tasks", "include_role", "validate_argument_spec"),
     *("preflight", "redacted_diff", "sglang_drift", "sglang_health"),
 }
+TRACE = (
+    "systemctl cat sglang; ls -lR --time-style=+ /etc/systemd/system/sglang* /etc/sglang;"
+    " tr '\\0' '\\n' </proc/$(systemctl show sglang -P MainPID)/cmdline;"
+    " tr '\\0' '\\n' </proc/$(systemctl show sglang -P MainPID)/environ"
+    " | grep -vE '^(INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID)=' | sort;"
+    " cd -P /opt/sglang/current/lib/python3*/site-packages/sglang &&"
+    " find . -name __pycache__ -prune -o -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum"
+)
 FIGURES: list[str] = []
 FAILED = pytest.StashKey[bool]()
 
@@ -115,8 +123,11 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Controller:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[dict[str, Any]]:
-    """A lab without containers, and what it wrote for the inventory. It stays up for `make deploy` afterwards."""
-    for verb in ("down", "up"):
+    """A lab without containers, and what it wrote for the inventory. It stays up for `make deploy` afterwards.
+
+    Beside other lanes it is not taken down first: scripts/test.sh has done it, and they may be in it already.
+    """
+    for verb in ("up",) if os.environ.get("PIVOT_TEST_LANES") else ("down", "up"):
         subprocess.run(["pivot-lab", verb], check=True, cwd=ROOT)
     variables = yaml.safe_load((ROOT / "inventory/lab/group_vars/all/lab.yml").read_text())
     variables["secrets"] = secrets()
@@ -147,6 +158,14 @@ class Host:
     def show(self, *properties: str) -> dict[str, str]:
         text = self.run(f"systemctl show sglang.service --property {','.join(properties)}")
         return dict(line.split("=", 1) for line in text.splitlines())
+
+    def starts(self) -> int:
+        """How often the server has begun to serve, as the journal has it."""
+        return int(self.run("journalctl -u sglang -o cat | grep -c 'fired up and ready'", check=False))
+
+    def trace(self) -> str:
+        """All in which the probe could leave a trace: unit, drop-ins, settings, command line, environment, engine."""
+        return self.run(TRACE)
 
     def wait(self, command: str, seconds: float) -> None:
         end = time.monotonic() + seconds

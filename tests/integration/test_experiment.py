@@ -1,7 +1,7 @@
 """The whole experiment against the deployed service, and what is said while the probe is in.
 
-Its parts run in `make test`: on, answer and off in test_deploy.py, the experiment on a service that Pivot did not set
-up in the scenario debug_probes. Here they run as an operator would run them, under PIVOT_SOAK.
+Its parts run in `make test`: on, answer and off in test_interruption.py, the experiment on a service that Pivot did not
+set up in the scenario debug_probes. Here they run as an operator would run them, under PIVOT_SOAK.
 """
 
 import json
@@ -12,17 +12,16 @@ import sys
 import pytest
 
 from .conftest import FIGURES, ROOT
-from .test_deploy import STATE, starts
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PIVOT_SOAK"), reason="its parts run elsewhere; PIVOT_SOAK=1")
 
 
 def test_an_experiment_answers_and_ends_with_the_service_as_it_began(deployed, controller, host):
-    before, count = host.run(STATE), int(starts(host))
+    before, count = host.trace(), host.starts()
     run = controller.play("playbooks/experiment.yml")
     assert run.status == "successful", run.output[-4000:]
-    assert int(starts(host)) == count + 2
-    assert host.run(STATE) == before
+    assert host.starts() == count + 2
+    assert host.trace() == before
     answer = json.loads((ROOT / "artifacts/probe/infer1/answer.json").read_text())
     assert answer["suspect"] == "none"
     assert answer["wiring"]["layers"] == [3, 5, 7]
@@ -30,13 +29,13 @@ def test_an_experiment_answers_and_ends_with_the_service_as_it_began(deployed, c
 
 
 def test_a_sample_of_training_on_other_layers_is_found_out(deployed, host):
-    count = int(starts(host))
+    count = host.starts()
     line = [sys.executable, "-m", "pivot.cli", "compare-training", "lab/models/training-sample.safetensors"]
     done = subprocess.run([*line, "--limit", "infer1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     assert "infer1: training used the inputs of layers 2, 4, 6, serving feeds 3, 5, 7: DIFFERENT" in done.stdout
     assert "write sglang_server_eagle_layer_ids: [2, 4, 6], and restart" in done.stdout
-    assert int(starts(host)) == count + 2
+    assert host.starts() == count + 2
 
 
 def test_while_it_is_on_everybody_is_told(deployed, controller, host):

@@ -348,7 +348,7 @@ DEBUG_ON = [
     Cut("debug_probes : Write the drop-in", (0.0, 0.6), True, 3),
 ]
 DEBUG_OFF = cuts(("debug_probes : Restore the service", 0.3, 12.0, 3))
-UNIT = "systemctl cat sglang; systemctl show sglang -P DropInPaths -P Environment -P EnvironmentFiles"
+LAYERS = ("input of layer 3", "input of layer 5", "input of layer 7")
 
 
 @pytest.mark.parametrize(
@@ -356,14 +356,16 @@ UNIT = "systemctl cat sglang; systemctl show sglang -P DropInPaths -P Environmen
 )
 def test_debug(on, off, deployed, lab, controller, host):
     """The probe's way in and its way out, cut in turn; `make soak` has a plain deployment before each re-run."""
-    before = host.run(UNIT)
+    before = host.trace()
     for number, cuts_ in enumerate(itertools.zip_longest(on, off), start=1):
         interrupt(cuts_[0], "deploy.yml", "--tags", "debug-on")
         if number == len(on):
             if SOAK:
                 converge(controller)
-            converge(controller, "deploy.yml", "--tags", "debug-on")
+            switched = converge(controller, "deploy.yml", "--tags", "debug-on")
             assert "50-pivot-probe.conf" in host.run("systemctl cat sglang")
+            assert [words for words in LAYERS if words not in switched.output] == []
+            still(controller, "deploy.yml", "--tags", "debug-on")
         if cuts_[1]:
             interrupt(cuts_[1], "deploy.yml", "--tags", "debug-off")
     if SOAK:
@@ -371,7 +373,7 @@ def test_debug(on, off, deployed, lab, controller, host):
     converge(controller, "deploy.yml", "--tags", "debug-off")
     still(controller, "deploy.yml", "--tags", "debug-off")
     settled(lab, host)
-    assert host.run(UNIT) == before
+    assert host.trace() == before
 
 
 def test_nothing_is_left_to_do(deployed, lab, controller, host):

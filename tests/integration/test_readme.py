@@ -12,6 +12,8 @@ ELSEWHERE = {
     "make lab-down": ".ci/run, at its end",
     "make bench": "make soak",
     "source .venv/bin/activate": "PATH, below",
+    "ansible-playbook deploy.yml --tags debug-on": "test_interruption.py, in another lane",
+    "ansible-playbook deploy.yml --tags debug-off": "test_interruption.py, in another lane",
 }
 
 

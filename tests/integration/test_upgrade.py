@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from .conftest import FIGURES, ROOT
-from .test_deploy import STATE, post
+from .test_deploy import post
 from .test_interruption import Cut, interrupt
 
 pytestmark = pytest.mark.skipif("not __import__('os').environ.get('PIVOT_SOAK')", reason="PIVOT_SOAK=1 upgrades")
@@ -154,11 +154,11 @@ def test_a_broken_release_leaves_the_first_one_serving(first, client, place, con
     monkeypatch.setenv("PIVOT_FIND_LINKS", str(wheel.parent))
     for name, value in CLOSED.items():
         monkeypatch.setenv(name, value)
-    before, release, failures = host.run(STATE), current(host), len(client.failures)
+    before, release, failures = host.trace(), current(host), len(client.failures)
     run = controller.play("playbooks/engine.yml", "-e", broken)
     assert run.status == "failed"
     assert "cannot import name" in run.output
-    assert (host.run(STATE), current(host)) == (before, release)
+    assert (host.trace(), current(host)) == (before, release)
     assert len(client.failures) == failures
     again = controller.play("playbooks/engine.yml")
     assert again.status == "successful", again.output[-3000:]
@@ -184,13 +184,13 @@ def test_a_good_release_serves_and_the_first_one_is_kept(first, client, good, co
 
 
 def test_a_rollback_needs_consent_and_says_what_to(first, client, good, controller, host):
-    before = host.run(STATE)
+    before = host.trace()
     check = controller.play("playbooks/rollback.yml", "--check")
     assert check.status == "successful", check.output[-3000:]
     assert "would go from 0.5.23+pivot" in check.output
     refused = controller.play("playbooks/rollback.yml", "-e", "sglang_server_allow_restart=false")
     assert "SERVER-RESTART-NEEDED" in refused.failures()[0]
-    assert host.run(STATE) == before
+    assert host.trace() == before
 
 
 def test_an_interrupted_rollback_goes_on_to_the_same_release(first, client, good, controller, host):
