@@ -68,7 +68,7 @@ files() {
 # A step whose outcome these files alone decide
 pure() {
     local name=$1 stamp=.cache/passed-$1 state
-    state=$(files | sha256sum)
+    state=$({ files; echo "soak: ${PIVOT_SOAK:-}"; } | sha256sum)
     if [[ -f $stamp && $(<"$stamp") == "$state" ]]; then
         printf '######## %s: passed on these very files before\n' "$name"
         return

@@ -128,6 +128,7 @@ def test_losing_the_layer_ids_shows_is_taken_back_and_no_secret_is_printed(deplo
         "sglang_server_drafter_config": without,
         "sglang_server_eagle_layer_ids": None,
         "sglang_server_launch": {**flags, "max-running-requests": 3},
+        "pivot_waivers": {"DRAFTER-LAYERS": "what it costs is measured here"},  # preflight would stop it
     }
     extra.write_text(yaml.safe_dump(values))
     kept = "stat -c '%n %Y' /etc/sglang/environment /etc/sglang/firewall.nft /usr/local/lib/sglang/start_guard.py"
