@@ -78,7 +78,8 @@ def facts(**changes: Any) -> dict[str, Any]:
             "timer": False,
         },
         "records": {"exists": False, "files": 0, "free": 10**12, "uid": None, "gid": None, "mode": None},
-        "state": {"phase": "off"},
+        "state": {"phase": "off", "unit": "llm.service"},
+        "neighbours": [],
     }
     for name, value in changes.items():
         part, item = name.split("_", 1)
@@ -112,6 +113,7 @@ def switched_on(asked: Wanted) -> dict[str, Any]:
     after["records"] = {"exists": True, "files": 2, "free": 10**12, "uid": 990, "gid": 991, "mode": "0750"}
     after["state"] = {
         "phase": "on",
+        "unit": asked.unit,
         "since": "2025-01-02T03:04:05Z",
         "plugins": "cpu_lab",
         "pythonpath": None,
@@ -256,6 +258,27 @@ def test_a_service_that_was_stopped_meanwhile_is_started_where_it_ran_before() -
     stopped["process"]["records"] = None
     assert plan_off(stopped, wanted()).restart
     assert "debug_probes_allow_restart is false" in plan_off(stopped, wanted(allow_restart=False)).refusal
+
+
+def test_a_baseline_of_another_service_is_left_alone() -> None:
+    here = switched_on(wanted())
+    other = {**facts(), "state": here["state"], "neighbours": ["llm.service"]}
+    other["installed"] = {**other["installed"], "root": True, "files": here["installed"]["files"], "script": True}
+    asked = wanted(unit="second.service")
+    refusal = plan_on(other, asked, PACKAGE).refusal
+    assert "/var/lib/pivot-probe/state.json holds the baseline of llm.service, which has the probe" in refusal
+    assert "debug-off with debug_probes_unit: llm.service" in refusal
+    assert plan_off(other, asked) == Plan()
+    assert plan_off(here, wanted()).changes != ()
+
+
+def test_directories_of_another_services_probe_are_refused_and_left_alone() -> None:
+    other = {**facts(), "neighbours": ["llm.service"]}
+    other["installed"] = {**other["installed"], "root": True}
+    asked = wanted(unit="second.service", state="/var/lib/second/state.json")
+    refusal = plan_on(other, asked, PACKAGE).refusal
+    assert "llm.service has the probe in /opt/pivot-probe or records into /var/log/pivot-probe" in refusal
+    assert plan_off(other, asked) == Plan()
 
 
 def test_off_without_consent_changes_nothing() -> None:

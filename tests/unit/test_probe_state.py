@@ -218,6 +218,24 @@ def test_a_state_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path, text
         probe_state.read_state(path)
 
 
+def test_other_units_with_the_probe_in_these_directories_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_state, "UNITS", tmp_path)
+    texts = {
+        "mine": "EnvironmentFile=-/opt/probe/environment\nReadWritePaths=-/var/log/probe\n",
+        "same-root": "EnvironmentFile=-/opt/probe/environment\nReadWritePaths=-/var/log/other\n",
+        "same-records": "EnvironmentFile=-/opt/other/environment\nReadWritePaths=-/var/log/probe\n",
+        "apart": "EnvironmentFile=-/opt/probe-two/environment\nReadWritePaths=-/var/log/probe.two\n",
+    }
+    for name, text in texts.items():
+        path = probe_state.dropin_path(f"{name}.service")
+        path.parent.mkdir()
+        path.write_text(text)
+    found = probe_state._neighbours("mine.service", Path("/opt/probe"), Path("/var/log/probe"))
+    assert found == ["same-records.service", "same-root.service"]
+
+
 def test_looking_waits_for_a_switch_that_is_still_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 

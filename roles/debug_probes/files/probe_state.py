@@ -463,7 +463,19 @@ def look(settings: Json) -> Json:
             **_owner(records if records.is_dir() else None),
         },
         "state": _public_state(Path(settings["state"])),
+        "neighbours": _neighbours(unit, root, records),
     }
+
+
+def _neighbours(unit: str, *places: Path) -> List[str]:
+    """Other units whose drop-in of the probe names one of these directories."""
+    words = "|".join(re.escape(str(place)) for place in places)
+    found = []
+    for path in UNITS.glob(f"*.d/{DROPIN}"):
+        with contextlib.suppress(OSError):  # it is switched off at this moment
+            if path != dropin_path(unit) and re.search(rf"=-({words})(/|$)", path.read_text("utf-8"), re.MULTILINE):
+                found.append(path.parent.name[: -len(".d")])
+    return sorted(found)
 
 
 def _unit_without_dropin(unit: str) -> str:
@@ -545,7 +557,7 @@ def _public_state(path: Path) -> Json:
     state = read_state(path)
     if state is None:
         return {"phase": "off"}
-    return {name: state[name] for name in PUBLIC}
+    return {**{name: state[name] for name in PUBLIC}, "unit": state["settings"]["unit"]}
 
 
 def begin(settings: Json) -> Json:

@@ -129,7 +129,7 @@ def plan_on(facts: Mapping[str, Any], wanted: Wanted, package: Mapping[str, str]
     if "failed" in facts:
         return Plan(refusal=str(facts["failed"]))
     found = [] if "error" in facts["engine"] else engine_findings(facts["engine"], host)
-    refusal = _unfit(facts, wanted) or render(errors(found)) or _untidy(facts)
+    refusal = _unfit(facts, wanted) or render(errors(found)) or _of_another(facts, wanted) or _untidy(facts)
     if refusal:
         return Plan(refusal=refusal)
     until = expiry(facts, wanted)
@@ -157,6 +157,9 @@ def plan_off(facts: Mapping[str, Any], wanted: Wanted) -> Plan:
         return Plan(refusal=str(facts["failed"]))
     installed, state = facts["installed"], facts["state"]
     running = facts["process"]["records"] is not None
+    own = (running, installed["dropin"] is not None, any(installed["expiry"].values()), installed["timer"])
+    if not any(own) and _of_another(facts, wanted):
+        return Plan()  # what lies there is not this service's
     traces = {
         "the state file": state["phase"] != "off",
         "the restore script": installed["script"],
@@ -190,6 +193,23 @@ def _unfit(facts: Mapping[str, Any], wanted: Wanted) -> str:
         return (
             f"CUDA graphs cannot be switched off for {wanted.unit}: {unit['exec_start']['error']}; set "
             "debug_probes_disable_cuda_graph to false and give disable-cuda-graph by the service's own means"
+        )
+    return ""
+
+
+def _of_another(facts: Mapping[str, Any], wanted: Wanted) -> str:
+    """Why another service's probe stands in the way; empty when none does."""
+    state, apart = facts["state"], "debug_probes_state_file, debug_probes_root and debug_probes_records"
+    if state["phase"] != "off" and state["unit"] != wanted.unit:
+        return (
+            f"debug_probes_state_file: {wanted.state} holds the baseline of {state['unit']}, which has the probe: "
+            f"switch it off there first (debug-off with debug_probes_unit: {state['unit']}), "
+            f"or give {wanted.unit} {apart} of its own"
+        )
+    if facts["neighbours"]:
+        return (
+            f"{', '.join(facts['neighbours'])} has the probe in {wanted.root} or records into {wanted.records}: "
+            f"give {wanted.unit} {apart} of its own, or switch it off there first"
         )
     return ""
 
