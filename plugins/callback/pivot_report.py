@@ -10,6 +10,7 @@ from typing import Any
 from ansible import constants, context
 from ansible.parsing.vault import AnsibleVaultError
 from ansible.plugins.callback import CallbackBase
+from ansible.plugins.loader import filter_loader, test_loader
 from ansible.utils import display as ansible_display
 
 from pivot import report
@@ -25,6 +26,7 @@ description:
   - Everything that is printed also goes into the log file. Ansible's own I(log_path) would do that too, but also for
     C(ansible-inventory --list), which prints the vault's secrets.
   - A file of the inventory that the vault password does not open is named.
+  - All filters and tests are loaded before the first task, which saves every task's worker from loading them by itself.
   - What a task returns as C(pivot_said) is printed, line by line.
   - At the end, what the roles reported in C(pivot_summary), the seconds of every play and the next commands.
 requirements: [enable in ansible.cfg]
@@ -80,6 +82,9 @@ class CallbackModule(CallbackBase):
         """A play is a phase."""
         if self._play is None and not self._phases:
             self._try_vaults(play.get_loader())
+            # workers are forked from this process; each would load all of them, 0.2 s a task
+            for plugins in (filter_loader, test_loader):
+                list(plugins.all())
         self._end_play()
         self._play = (play.get_name().strip(), time.monotonic())
 
