@@ -97,7 +97,7 @@ def test_a_health_check_that_fails_brings_the_logs(deployed: Any, controller: An
     run = controller.play("playbooks/serve.yml", "-e", "sglang_server_health_prompts=/nonexistent/prompts.json")
     assert run.status == "failed"
     words = run.failures()[-1]
-    assert words.startswith("sglang_server_health_prompts /nonexistent/prompts.json cannot be used")
+    assert words.startswith("sglang_server_health_prompts: the prompts /nonexistent/prompts.json cannot be read")
     (bundle,) = set((ROOT / "artifacts").glob("*T*Z/infer1")) - before
     assert f"pivot diagnose {bundle}" in words
     assert "serving" in words
