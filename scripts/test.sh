@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Everything, in lanes beside each other; each step's output stands together, with the seconds it took. A step that fails
 # does not hide what comes after it: all that fails in a run is seen.
-#   deploy     deploy.yml and its tags, bad input, the first killed runs, the README; with PIVOT_SOAK also the bench, and
-#              the probe against SGLang in all its ways
-#   beside     the other killed runs and wrong wirings, in a copy of this clone with a lab of its own, on the engine that
-#              the first lane installed
+#   deploy     deploy.yml and its tags, bad input, the first killed runs, wrong wirings, the README; with PIVOT_SOAK also
+#              the bench, and the probe against SGLang in all its ways
+#   beside     the other killed runs, in a copy of this clone with a lab of its own, on the engine that the first lane
+#              installed
 #   check      linters, pure code, the lab itself
 #   scenarios  the roles' scenarios; the other lanes take from them too when they have done their own
 # Linters and pure code that passed on the very files that are here are not run again; `make lint unit` does it.
@@ -43,10 +43,7 @@ engine() {
 }
 
 killed=tests/integration/test_interruption.py
-beside=(
-    "$killed::test_engine" "$killed::test_serve" "$killed::test_debug"
-    tests/integration/test_evaluator.py tests/integration/test_wirings.py
-)
+beside=("$killed::test_engine" "$killed::test_serve" "$killed::test_debug")
 verbose=(-v --durations=0 --durations-min=5)
 
 # What failed, once more in few lines: often the end of the output is all there is of a run
