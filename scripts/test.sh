@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 begin=$SECONDS
 logs=$PWD/artifacts/test
 rm -rf "$logs"
-mkdir -p "$logs"
+mkdir -p "$logs" .cache
 export PIVOT_TEST_LANES=1
 
 step() {
@@ -57,22 +57,19 @@ failures() {
 }
 
 # All that git would show of this clone, and the packages that check it
-files() {
-    git ls-files -coz --exclude-standard | sort -z | xargs -0 sha256sum 2>/dev/null
-    cat .venv/.pivot-lock
-}
+files() { git ls-files -coz --exclude-standard | sort -z | xargs -0 sha256sum && cat .venv/.pivot-lock; }
 
-# A step whose outcome these files alone decide
+# A step whose outcome these files alone decide; where git cannot tell them, it is run
 pure() {
     local name=$1 stamp=.cache/passed-$1 state
-    state=$({ files; echo "soak: ${PIVOT_SOAK:-}"; } | sha256sum)
-    if [[ -f $stamp && $(<"$stamp") == "$state" ]]; then
+    state=$({ files && echo "soak: ${PIVOT_SOAK:-}"; } 2>/dev/null | sha256sum) || state=
+    if [[ -n $state && -f $stamp && $(<"$stamp") == "$state" ]]; then
         printf '######## %s: passed on these very files before\n' "$name"
         return
     fi
     rm -f "$stamp"
     step "$@" || return 1
-    printf '%s\n' "$state" >"$stamp"
+    [[ -z $state ]] || printf '%s\n' "$state" >"$stamp"
 }
 
 # The longest first; each is drawn once, and those that stand on the engine, or share its container's card, after it
