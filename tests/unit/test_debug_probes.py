@@ -272,6 +272,14 @@ def test_a_baseline_of_another_service_is_left_alone() -> None:
     assert plan_off(here, wanted()).changes != ()
 
 
+def test_off_does_not_restore_from_another_services_baseline() -> None:
+    here = switched_on(wanted(unit="second.service", state="/var/lib/second/state.json"))
+    here["state"] = {**here["state"], "unit": "llm.service"}
+    plan = plan_off(here, wanted(unit="second.service"))
+    assert "holds the baseline of llm.service" in plan.refusal
+    assert plan.changes == ()
+
+
 def test_directories_of_another_services_probe_are_refused_and_left_alone() -> None:
     other = {**facts(), "neighbours": ["llm.service"]}
     other["installed"] = {**other["installed"], "root": True}

@@ -158,8 +158,11 @@ def plan_off(facts: Mapping[str, Any], wanted: Wanted) -> Plan:
     installed, state = facts["installed"], facts["state"]
     running = facts["process"]["records"] is not None
     own = (running, installed["dropin"] is not None, any(installed["expiry"].values()), installed["timer"])
-    if not any(own) and _of_another(facts, wanted):
-        return Plan()  # what lies there is not this service's
+    if other := _of_another(facts, wanted):
+        if not any(own):
+            return Plan()  # what lies there is not this service's
+        if state["phase"] != "off" and state["unit"] != wanted.unit:
+            return Plan(refusal=other)  # the restore would take, and forget, the other one's baseline
     traces = {
         "the state file": state["phase"] != "off",
         "the restore script": installed["script"],
