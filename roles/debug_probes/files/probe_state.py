@@ -594,7 +594,14 @@ def begin(settings: Json) -> Json:
     if facts["unit"]["uid"] is not None:
         os.chown(records, facts["unit"]["uid"], facts["unit"]["gid"])
     _lay_out(Path(settings["root"]), given["files"])
+    _count_anew(unit)
     return {"changed": True}
+
+
+def _count_anew(unit: str) -> None:
+    """Its start limit is for crash loops: a start that a person wants is none too many, and begins a new count."""
+    with contextlib.suppress(Failed):  # it is not loaded, and has no count
+        run("systemctl", "reset-failed", unit)
 
 
 def _set_timer(unit: str, texts: Dict[str, str]) -> None:
@@ -726,7 +733,7 @@ def restore(settings: Json) -> Json:
     need = _need(unit, state)
     restarted = need == "restart" or (need == "start" and bool(settings.get("start", True)))
     if restarted:
-        run("systemctl", "reset-failed", unit)
+        _count_anew(unit)
         run("systemctl", "restart", unit)
         _wait(unit, settings.get("ready_url") or "", float(settings.get("ready_timeout") or 600))
     shutil.rmtree(root, ignore_errors=True)
