@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Integration tests in a copy of this clone, with a lab of its own, beside those of the clone itself. The copy's container
-# begins with the engine that this clone's lab holds as a layer (tests/integration/conftest.py). Arguments: pytest's.
+# Integration tests in a copy of this clone, with a lab of its own, beside those of the clone itself. Arguments: pytest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -11,11 +10,10 @@ if [[ -d $beside ]]; then
     lab down # of an interrupted run
     rm -rf "$beside"
 fi
-mkdir -p "$beside/.cache" "$beside/artifacts"
+mkdir -p "$root/.cache/wheelhouse" "$beside/.cache" "$beside/artifacts"
 rsync --archive --exclude /.git --exclude /artifacts --filter ':- .gitignore' ./ "$beside/"
 ln -s "$root/.cache/wheelhouse" "$beside/.cache/wheelhouse"
-PIVOT_TEST_ENGINE=$(pivot-lab layer show engine)/opt/sglang
-export PIVOT_TEST_ENGINE PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache ANSIBLE_CONFIG=$beside/ansible.cfg
+export PIVOT_TEST_BESIDE=1 PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache ANSIBLE_CONFIG=$beside/ansible.cfg
 export PYTHONPATH=$beside/src # the copy is one state of the code, whatever is edited meanwhile
 cd "$beside"
 trap 'lab down' EXIT

@@ -3,8 +3,7 @@
 # does not hide what comes after it: all that fails in a run is seen.
 #   deploy     deploy.yml and its tags, bad input, the first killed runs, wrong wirings, the README; with PIVOT_SOAK also
 #              the bench, and the probe against SGLang in all its ways
-#   beside     the other killed runs, in a copy of this clone with a lab of its own, on the engine that the first lane
-#              installed
+#   beside     the other killed runs, in a copy of this clone with a lab of its own
 #   check      linters, pure code, the lab itself
 #   scenarios  the roles' scenarios; the other lanes take from them too when they have done their own
 # Linters and pure code that passed on the very files that are here are not run again; `make lint unit` does it.
@@ -116,7 +115,6 @@ deploy_lane() {
 }
 
 beside_lane() {
-    engine
     local status=0
     step beside scripts/beside.sh "${verbose[@]}" "${beside[@]}" "$killed::test_nothing_is_left_to_do" || status=1
     scenarios || status=1

@@ -15,8 +15,6 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.parsing.vault import VaultSecret
-from pivot_lab.containers import Containers
-from pivot_lab.layout import Layout
 
 from pivot.pve.proxmox_api import Access
 
@@ -180,24 +178,26 @@ def host(lab: dict[str, Any]) -> Host:
 
 
 @pytest.fixture(scope="session")
+def provisioned(lab: dict[str, Any], controller: Controller, request: pytest.FixtureRequest) -> None:
+    """The container. Beside the other lanes (PIVOT_TEST_BESIDE) nothing is in it yet, else the first deployment is."""
+    if not os.environ.get("PIVOT_TEST_BESIDE"):
+        request.getfixturevalue("deployed")
+        return
+    run = controller.play("playbooks/provision.yml")
+    assert run.status == "successful", run.output[-6000:]
+
+
+@pytest.fixture(scope="session")
 def deployed(lab: dict[str, Any], controller: Controller) -> Run:
     """The first deployment; later tests stand on it.
 
     scripts/test.sh runs lanes beside each other (PIVOT_TEST_LANES): the engine that is installed here becomes a layer
-    for the others, and a lane that is given one (PIVOT_TEST_ENGINE) begins with a copy of it in its own container.
+    for the scenarios.
     """
-    given = os.environ.get("PIVOT_TEST_ENGINE")
-    if given:
-        run = controller.play("playbooks/provision.yml")
-        assert run.status == "successful", run.output[-6000:]
-        inside = Containers(Layout.of(ROOT)).rootfs("ct101") / "opt/sglang"
-        subprocess.run(["cp", "--archive", given, str(inside)], check=True)
     run = controller.play()
     assert run.status == "successful", run.output[-6000:]
-    FIGURES.append(
-        f"first deployment: {run.seconds:.0f} s" + (", with an engine that was installed before" * bool(given))
-    )
-    if os.environ.get("PIVOT_TEST_LANES") and not given:
+    FIGURES.append(f"first deployment: {run.seconds:.0f} s")
+    if os.environ.get("PIVOT_TEST_LANES") and not os.environ.get("PIVOT_TEST_BESIDE"):
         subprocess.run(["pivot-lab", "layer", "copy", "ct101", "/opt/sglang", "engine"], check=True, cwd=ROOT)
     return run
 
