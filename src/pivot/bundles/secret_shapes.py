@@ -47,6 +47,13 @@ SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
         "gsk_|dckr_pat_|glrt-|xapp-|tskey-|ya29.|GOCSPX-",
         r"\b(?:gsk_|dckr_pat_|glrt-|xapp-|tskey-|ya29\.|GOCSPX-)[\w.-]{16,}",
     ),
+    _shape(
+        "r8_|fw_|xai-|pplx-|dapi|glsa_|glc_|dop_v1_|sntrys_|sntryu_|figd_|lin_api_|ntn_|PMAK-|gldt-|glptt-|glcbt-",
+        r"\b(?:(?:r8|fw|glc|ntn|figd|lin_api|dop_v1|glsa|sntry[su])_|(?:xai|pplx|PMAK|gldt|glptt|glcbt)-|dapi(?=[0-9a-f]{32}))"
+        r"(?=[\w+/=.-]*\d)[\w+/=.-]{20,}",
+    ),
+    _shape("SG.", r"\bSG\.[\w-]{16,}\.[\w-]{16,}"),
+    _shape(":AA", r"\b\d{8,10}:AA[\w-]{30,}"),
     _shape("hooks.slack", r"(hooks\.slack\.com/services/)[\w/]+", r"\g<1>{}"),
     _shape("AKIA|ASIA", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
     _shape("eyJ", r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"),
@@ -77,6 +84,7 @@ SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     _shape("sshpass|mysql", r"(\bsshpass\s+-p\s*[\"']?|\bmysql\w*\b[^\n]*?\s-p[\"']?)[^\s\"']+", r"\g<1>{}"),
     _shape("login", r"(\blogin\s+\S+\s+password\s+)[^\s<]\S*|(\bwandb login )(?![-<])\S+", r"\g<1>\g<2>{}"),
     _shape("$6$|$5$|$1$|$y$|$2a$|$2b$|$2y$|$apr1$", r"\$(?:[156y]|apr1|2[aby])\$[^\s:\"'<]{12,}"),
+    _shape("setenv", rf"(?i)(\bsetenv\s+\w{{0,60}}{_NAMES}\w*\s+[\"']?)(?![<\"'])[^\s\"';]+", r"\g<1>{}"),
     # a variable's name, and its value beside it
     _shape(
         "value",
