@@ -289,10 +289,10 @@ def test_collect(cut, deployed, lab, controller, host):
 
 
 ENGINE = cuts(
-    ("sglang_engine : Install the locked packages", 1.0, 25.0, 2),
-    ("sglang_engine : Compile", 1.0, 12.0, 1),
-    ("sglang_engine : Publish]", 0.0, 0.4, 1),
     ("sglang_engine : Send the wheelhouse", 0.2, 1.5, 1),
+    ("sglang_engine : Install the locked packages", 1.0, 25.0, 2),
+    ("sglang_engine : Publish]", 0.0, 0.4, 1),
+    ("sglang_engine : Compile", 1.0, 12.0, 1),
 )
 
 
