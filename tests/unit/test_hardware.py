@@ -44,7 +44,9 @@ def gather(directory: Path, described: dict[str, Any], container: bool) -> dict[
 
 def run(directory: Path, machine: Machine) -> dict[str, Any]:
     machine.write(directory)
-    asked = {"devices": CARDS, "cuda": True} if machine.container else {"devices": CARDS, "vmid": VMID}
+    asked = (
+        {"devices": CARDS, "cuda": True, "programs": ["sh"]} if machine.container else {"devices": CARDS, "vmid": VMID}
+    )
     # the gatherer's own text is its standard input, so the commands are an argument
     script = machine.alone(directory) + 'exec "$0" -I - "$1"'
     done = subprocess.run(
@@ -63,7 +65,7 @@ def codes(directory: Path, described: dict[str, Any], container: bool, **options
     facts = gather(directory, described, container)
     if container:
         asked = {"devices": CARDS, "accelerator": "cuda", "shm_min_mib": 8192, "driver": "", "weights_gib": WEIGHTS}
-        asked["pending"] = False
+        asked |= {"pending": False, "programs": ["sh"]}
         return [finding.code for finding in host.runtime(facts, asked | options, "llm01")]
     asked = {"devices": CARDS, "vmid": VMID, "iommu": "undecided", "shared": False}
     return [finding.code for finding in host.node(facts, asked | options, "pve1")]

@@ -161,6 +161,7 @@ def test_a_node_and_a_container_as_a_whole() -> None:
         "drivers": DEVICES,
         "memlock": 65536,
         "module": "",
+        "programs": ["nft", "rsync"],
         "libraries": [],
         "memory": {"total": 1 << 40, "max": -1, "high": -1},
         "packages": {"installed": {}, "held": [], "pins": [], "unattended": "", "timer": ""},
@@ -168,8 +169,13 @@ def test_a_node_and_a_container_as_a_whole() -> None:
     }
     inside["shm"] = {"bytes": 1 << 30, "free": 1 << 30, "mode": "1777", "left_behind": []}
     options = {"devices": ["/dev/nvidia0"], "accelerator": "cpu", "shm_min_mib": "64", "driver": "", "pending": False}
-    options["weights_gib"] = "0"
+    options |= {"weights_gib": "0", "programs": ["rsync", "nft"]}
     assert host.runtime(inside, options, "h") == []
+    (bare,) = host.runtime({**inside, "programs": []}, options, "h")
+    assert bare.message == "rsync and nft are not in the container: later steps call them"
+    assert bare.fix.startswith("in the container: apt-get install rsync nftables; ")
+    (one,) = host.runtime({**inside, "programs": ["rsync"]}, options, "h")
+    assert (one.code, one.message) == ("HOST-PROGRAM", "nft is not in the container: later steps call it")
     cuda = host.runtime(inside, {**options, "accelerator": "cuda"}, "h")
     assert [finding.code for finding in cuda] == ["HOST-MEMLOCK", "HOST-DRIVER-MODULE"]
     assert [f.code for f in host.runtime(inside, {**options, "accelerator": "cuda", "pending": True}, "h")] == [

@@ -4,6 +4,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pivot.inventory import paths
 
@@ -133,3 +134,11 @@ def test_permission_bits_are_those_of_the_user():
     Status.st_mode = 0o604
     assert not allowed(Status, 5, [7], 4)  # the group's bits count, not those of others
     assert allowed(Status, 5, [8], 4)
+
+
+def test_what_the_firewall_calls():
+    nft = yaml.safe_load((ROOT / "roles/sglang_server/vars/main.yml").read_text())["__sglang_server_nft"]
+    assert paths.check("h", [paths.Named(**nft)], {"/usr/sbin/nft": THERE}, "s") == []
+    (finding,) = paths.check("h", [paths.Named(**nft)], {"/usr/sbin/nft": {"kind": "missing", "readable": False}}, "s")
+    assert finding.message == "sglang_server_firewall needs /usr/sbin/nft, which is not there in the container"
+    assert finding.fix == "apt-get install nftables there, or set sglang_server_firewall: false"

@@ -1,7 +1,7 @@
 """Facts of a container's inside, read-only. Sent in one piece with `pivot.machines.asking`
 (see `pivot.program`). Standard library, Python 3.9.
 
-Argument: a JSON object {"devices": paths that have to be there, "cuda": whether the driver matters}.
+Argument: a JSON object {"devices": paths that have to be there, "cuda": whether the driver matters, "programs": names}.
 """
 
 import glob
@@ -19,6 +19,7 @@ DEBIAN = "/usr/lib/x86_64-linux-gnu"
 LIBRARIES = (DEBIAN, DEBIAN + "/nvidia/current", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/lib/wsl/lib")
 PACKAGES = ("nvidia-*", "libnvidia-*", "libcuda1", "cuda-drivers*")
 CGROUP = "/sys/fs/cgroup/"
+PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def shared_memory() -> dict[str, object]:
@@ -94,6 +95,7 @@ def main() -> None:
         "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
         "memory": memory(),
         "module": read("/proc/driver/nvidia/version"),
+        "programs": [name for name in asked["programs"] if shutil.which(name, path=PROGRAMS)],
         **(driver() if asked["cuda"] else {"libraries": []}),
     }
     json.dump(facts, sys.stdout)

@@ -102,6 +102,10 @@ def check(subject: str, wanted: Sequence[Named], seen: Mapping[str, Mapping[str,
             message = f"{item.where} names {item.path}, which the unit's sandbox hides from the service"
             fix = "put the file elsewhere, for example below /etc/sglang, and name it there"
             found.append(Finding("LAUNCH-FILE", ERROR, subject, message, fix))
+        elif facts.get("kind", "missing") == "missing" and item.where == "sglang_server_firewall":
+            message = f"{item.where} needs {item.path}, which is not there in the container"
+            fix = "apt-get install nftables there, or set sglang_server_firewall: false"
+            found.append(Finding("LAUNCH-FILE", ERROR, subject, message, fix))
         elif facts.get("kind", "missing") == "missing":
             message = f"{item.where} names {item.path}, which is not there in the container"
             found.append(Finding("LAUNCH-FILE", ERROR, subject, message, "put it there, or correct the path"))

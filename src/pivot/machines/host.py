@@ -117,14 +117,15 @@ def _hardware(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -
 
 def runtime(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -> list[Finding]:
     """Everything about the inside of a container. facts: of runtime_facts.py; options: devices, accelerator,
-    shm_min_mib, driver (pinned version or ""), weights_gib (0: not known), pending (whether the driver is about to be
-    installed: then nothing is said of it)."""
+    programs (that have to be there), shm_min_mib, driver (pinned version or ""), weights_gib (0: not known), pending
+    (whether the driver is about to be installed: then nothing is said of it)."""
     cuda = options["accelerator"] == "cuda"
     devices = options["devices"]
     found = device_nodes.device_findings(
         devices, parse_stat(facts["stat"]), parse_majors(facts["drivers"]), host, container=True
     )
     found += limits.memory_findings(facts, host, int(options["shm_min_mib"]), memlock_unlimited=cuda)
+    found += program_findings(options["programs"], facts["programs"], host)
     if cuda:
         found += limits.weight_findings(facts["memory"], float(options["weights_gib"]), host)
     if cuda and not options["pending"]:
@@ -135,3 +136,18 @@ def runtime(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -> 
         if not driver or driver[0].code == "HOST-DRIVER-PIN":
             found += cards.inside_findings(facts["smi"], device_paths(devices), host)
     return found
+
+
+PACKAGES = {"nft": "nftables"}  # of programs that are not called as their package
+
+
+def program_findings(wanted: Sequence[str], there: Sequence[str], host: str) -> list[Finding]:
+    """Programs that later steps call and that are not in the container."""
+    missing = [name for name in wanted if name not in there]
+    if not missing:
+        return []
+    are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+    message = f"{' and '.join(missing)} {are} not in the container: later steps call {them}"
+    packages = " ".join(PACKAGES.get(name, name) for name in missing)
+    fix = f"in the container: apt-get install {packages}; or leave out of gpu_runtime_programs what is not used"
+    return [Finding("HOST-PROGRAM", Severity.ERROR, host, message, fix)]
