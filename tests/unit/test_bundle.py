@@ -1,7 +1,9 @@
 """The collector as it runs on a host, and what the controller makes of its files."""
 
+import contextlib
 import hashlib
 import http.server
+import itertools
 import json
 import os
 import pickle
@@ -175,6 +177,24 @@ def test_a_run_that_loses_its_connection_leaves_nothing_behind(tmp_path: Path) -
         child.send_signal(signal.SIGHUP)
         assert child.wait(timeout=30) == 1
     assert not list(tmp_path.glob("pivot-bundle-*"))
+
+
+def test_staging_into_which_a_killed_run_still_writes_is_removed(tmp_path: Path) -> None:
+    old = tmp_path / "pivot-bundle-me-old"
+    old.mkdir()
+
+    def write() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for number in itertools.count():
+                (old / str(number)).touch()
+                time.sleep(0.0002)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    found = answer(request(tmp_path))
+    writer.join(10)
+    assert not writer.is_alive()
+    assert list(tmp_path.glob("pivot-bundle-*")) == [Path(found["staging"])]
 
 
 def test_staging_of_a_dead_run_is_removed_and_a_fresh_one_kept(tmp_path: Path) -> None:

@@ -45,6 +45,27 @@ def test_hooked_functions_are_found_in_the_source_without_importing_it(tmp_path:
         assert probe_state.defined(package, target) is expected, target
 
 
+def test_a_process_that_is_being_started_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bytes | OSError] = [PermissionError(), PermissionError(), b"A=1\0SYSTEMD_EXEC_PID=7\0"]
+
+    def read(_path: Path) -> bytes:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    waits: list[float] = []
+    monkeypatch.setattr(probe_state.time, "sleep", waits.append)
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert probe_state.process_environment(1576) == {"A": "1"}
+    assert waits == [0.1, 0.1]
+    answers[:] = [PermissionError()]
+    with pytest.raises(PermissionError):
+        probe_state.process_environment(1576)
+    answers[:] = [ProcessLookupError()]
+    assert probe_state.process_environment(1576) == {}
+
+
 def test_restarts_are_timed_by_the_journal() -> None:
     restart = [(100.0, "stopping"), (103.0, "stopped"), (103.1, "starting"), (103.2, "started"), (125.1, "ready")]
     assert probe_state.restart_seconds(restart) == [25.0]

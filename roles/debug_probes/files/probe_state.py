@@ -51,6 +51,8 @@ EVENTS = {
 READY = "The server is fired up and ready to roll"
 # earlier restarts that are reported, and seconds that looking for them may take in a large journal
 EARLIER, JOURNAL_SECONDS = 5, 20
+# tenths of a second in which a process may show nothing of itself
+CLOSED_TRIES = 100
 # systemd gives these anew at every start: they tell nothing about the configuration
 PER_START = {
     "INVOCATION_ID",
@@ -158,10 +160,17 @@ def file_sha256(path: Path) -> Optional[str]:
 
 def process_environment(pid: int) -> Dict[str, str]:
     """The variables a process was started with; empty when it is gone."""
-    try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
+    data, left = None, CLOSED_TRIES
+    while data is None:
+        try:
+            data = Path(f"/proc/{pid}/environ").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return {}
+        except PermissionError:  # of a starting service, between its change of user and its own program
+            left -= 1
+            if not left:
+                raise
+            time.sleep(0.1)
     pairs = (item.split("=", 1) for item in os.fsdecode(data).split("\0") if "=" in item)
     return {name: value for name, value in pairs if name not in PER_START}
 

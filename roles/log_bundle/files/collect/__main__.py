@@ -395,6 +395,13 @@ class Collector:
         return bool(self.request["unit"]) and self.unit.get("LoadState") in (None, "not-found")
 
 
+def remove(directory: Path) -> None:
+    """Remove a directory into which the collector of a killed run may still be writing: under another name first."""
+    aside = directory.with_name(directory.name + ".gone")
+    directory.rename(aside)
+    shutil.rmtree(aside)
+
+
 def make_staging(directories: list[str], owner: str) -> tuple[Path, int]:
     """A new private directory where there is most room, and the bytes that may be put there."""
     own = f"{PREFIX}{owner}-"
@@ -406,7 +413,7 @@ def make_staging(directories: list[str], owner: str) -> tuple[Path, int]:
             found = old.lstat()
             dead = old.name.startswith(own) or time.time() - found.st_mtime > STALE_SECONDS
             if dead and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
-                shutil.rmtree(old)
+                remove(old)
     # the first is preferred; another only when it has more than the first can give
     free = {name: shutil.disk_usage(name).free for name in usable}
     best = usable[0] if free[usable[0]] > 4 * KEEP_FREE else max(usable, key=lambda name: free[name])
