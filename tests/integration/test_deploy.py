@@ -121,13 +121,11 @@ def accept_length(run):
 def test_a_crash_loop_is_bounded(deployed, host):
     """A killed scheduler is noticed and the server started again, here with a setting that no start survives; it stays
     down until the next deployment."""
-    host.run(
-        "cp -p /etc/sglang/launch.yaml /etc/sglang/launch.kept; echo 'model-path: /nowhere' >/etc/sglang/launch.yaml"
-    )
+    host.run("cd /etc/sglang; cp -p environment environment.kept; echo PYTHONHOME=/nowhere >>environment")
     host.run("kill -9 $(pgrep -f sglang::scheduler | head -1)")
     host.wait("systemctl show sglang -P Result | grep -q start-limit-hit || systemctl is-failed --quiet sglang", 600)
     assert 1 <= int(host.show("NRestarts")["NRestarts"]) <= 4
-    host.run("mv /etc/sglang/launch.kept /etc/sglang/launch.yaml")
+    host.run("cd /etc/sglang; mv environment.kept environment")
 
 
 def test_losing_the_layer_ids_shows_is_taken_back_and_no_secret_is_printed(deployed, lab, controller, host):
