@@ -26,6 +26,7 @@ engine_layer() {
 }
 
 pivot-lab up
+mkdir -p -m 700 ~/.ansible/cp # sockets of ssh, by .config/molecule/config.yml
 [[ $# -gt 0 ]] || set -- molecule/*/molecule.yml
 if grep -q 'layer: engine' "$@"; then (engine_layer); fi
 failed=()
@@ -33,7 +34,10 @@ for scenario in "$@"; do
     name=$(basename "${scenario%/molecule.yml}")
     begin=$SECONDS
     printf '\n== molecule test: %s\n' "$name"
+    export MOLECULE_EPHEMERAL_DIRECTORY=$PWD/.lab/molecule/$name
+    if [[ -d $MOLECULE_EPHEMERAL_DIRECTORY ]]; then molecule destroy --scenario-name "$name"; fi # of an interrupted run
     molecule test --scenario-name "$name" || failed+=("$name")
+    rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
     printf '== molecule test: %s: %d s\n' "$name" $((SECONDS - begin))
 done
 if [[ ${#failed[@]} -gt 0 ]]; then

@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     save = layer.add_parser("save", help="stop a scratch container and keep its changes; the container is gone then")
     save.add_argument("name")
     save.add_argument("layer")
-    copy = layer.add_parser("copy", help="keep a copy of a container's directory, as `pivot-lab status` names it")
+    copy = layer.add_parser("copy", help="keep a directory that a container added, as `pivot-lab status` names it")
     copy.add_argument("name")
     copy.add_argument("directory")
     copy.add_argument("layer")

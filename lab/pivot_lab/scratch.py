@@ -148,14 +148,17 @@ class Scratch:
         return home / "tree"
 
     def copy(self, key: str, directory: str, layer: str) -> Path:
-        """Keep a copy of one directory of any mounted container as a layer over the template; the container stays."""
+        """Keep one directory that a container added as a layer over the template; the container stays.
+
+        Its files are linked, not copied: one that is written in place, not replaced, changes in the layer too.
+        """
         home = self.layout.layers / check_name(layer, "layer")
         if home.exists():
             raise LabError(f"the layer {layer!r} already exists: `pivot-lab layer drop {layer}`")
         inside = Path(directory.strip("/"))
-        source = self.containers.rootfs(key) / inside
+        source = self.containers.home(key) / "upper" / inside
         if not source.is_dir():
-            raise LabError(f"the container {key!r} has no directory {directory}: see `pivot-lab status`")
+            raise LabError(f"the container {key!r} has added no directory {directory}: see `pivot-lab status`")
         making = self.layout.machine / f"making-{layer}"
         remove_tree(making)
         target = making / "tree" / inside
@@ -163,7 +166,7 @@ class Scratch:
         for parent in target.parents[: len(inside.parts)]:
             parent.chmod(0o755)
             os.chown(parent, ID_BASE, ID_BASE)
-        run(["cp", "--archive", source, target])
+        run(["cp", "--archive", "--link", source, target])
         write_json(making / "layer.json", {"lowers": [str(template.unpack(self.layout))]})
         home.parent.mkdir(exist_ok=True)
         making.rename(home)  # a layer is whole or absent

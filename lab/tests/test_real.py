@@ -424,7 +424,7 @@ def test_a_directory_of_a_container_becomes_a_layer_and_the_container_stays(lab:
         lab.ssh(made["address"], change, Path(made["known_hosts"]))
         assert "copied to" in lab.run("layer", "copy", "s-donor", "/opt/a", "part").stderr
         assert "already exists" in lab.run("layer", "copy", "s-donor", "/opt/a", "part", check=False).stderr
-        assert "has no directory /opt/z" in lab.run("layer", "copy", "s-donor", "/opt/z", "z", check=False).stderr
+        assert "has added no directory /opt/z" in lab.run("layer", "copy", "s-donor", "/opt/z", "z", check=False).stderr
         assert lab.run("layer", "list").stdout == "part\n"
         assert Path(lab.run("layer", "show", "part").stdout.strip(), "opt/a/b/c").read_text() == "kept\n"
         clone = json.loads(lab.run("scratch", "up", "heir", "--layer", "part").stdout)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tarfile
 from pathlib import Path
 
 from testinfra.host import Host
@@ -11,14 +12,16 @@ PYTHON = "/opt/sglang/current/bin/python"
 THERE = "/root/live"
 
 
-def test_records_are_what_the_server_and_transformers_compute(host: Host) -> None:
-    places = " ".join(f"{THERE}/{name}" for name in ("lab/models", "probe/tests", "roles/debug_probes/files"))
-    host.run_expect([0], f"mkdir -p {places} && ln -sfn /srv/llm/target {THERE}/lab/models/target")
-    for name in (
-        *(f"lab/models/{name}" for name in ("prompts.json", "recipe.py", "train_target.py", "optim.py")),
-        *("probe/tests/live_check.py", "probe/tests/evaluated.py", "roles/debug_probes/files/whatif"),
-    ):
-        host.ansible("copy", f"src={PROJECT / name} dest={THERE}/{Path(name).parent}/", check=False)
+def test_records_are_what_the_server_and_transformers_compute(host: Host, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "checks.tar", "w") as archive:
+        for name in (
+            *(f"lab/models/{name}" for name in ("prompts.json", "recipe.py", "train_target.py", "optim.py")),
+            *("probe/tests/live_check.py", "probe/tests/evaluated.py", "roles/debug_probes/files/whatif"),
+        ):
+            archive.add(PROJECT / name, name)
+    host.run_expect([0], f"mkdir -p {THERE}")
+    host.ansible("unarchive", f"src={archive.name} dest={THERE}/", check=False)
+    host.run_expect([0], f"ln -sfn /srv/llm/target {THERE}/lab/models/target")
     # waiting threads of torch would spin beside the server
     command = f"OMP_WAIT_POLICY=PASSIVE {PYTHON} {THERE}/probe/tests/live_check.py --records /var/log/pivot-probe"
     done = host.run(f"{command} --url http://127.0.0.1:31000 --models {THERE}/lab/models --drafter /srv/llm/drafter")

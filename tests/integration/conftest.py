@@ -145,7 +145,8 @@ class Host:
         self.address = lab["lab_addresses"][name]
         self._ssh = [
             "ssh", "-i", lab["lab_ssh_key"], "-o", f"UserKnownHostsFile={lab['lab_known_hosts']}",
-            "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", f"root@{self.address}",
+            "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", "-o", "ControlMaster=auto",
+            "-o", "ControlPersist=60s", "-o", "ControlPath=~/.ansible/cp/%C", f"root@{self.address}",
         ]  # fmt: skip
 
     def run(self, command: str, *, check: bool = True, stdin: str | None = None) -> str:

@@ -309,9 +309,9 @@ def test_engine(each, provisioned, lab, controller, host, request):
 
 
 SERVE = cuts(
-    ("sglang_server : Start and wait", 0.2, 12.0, 2),
     ("sglang_server : Launch configuration]", 0.0, 0.5, 2),
     ("sglang_server : Unit, environment", 0.2, 1.2, 1),
+    ("sglang_server : Start and wait", 0.2, 12.0, 2),
 )
 
 
@@ -329,9 +329,8 @@ def test_serve(each, deployed, lab, controller, host, place):
         still(controller, "playbooks/serve.yml", "-e", wanted)
         settled(lab, host)
         assert served(host) == "max-running-requests: 3"
-    for number, cut in enumerate(each):
-        # to and fro: every run has something to write and a start to wait for
-        interrupt(cut, "playbooks/serve.yml", *(() if SOAK or number % 2 else ("-e", wanted)))
+    for cut in each:
+        interrupt(cut, "playbooks/serve.yml", *(() if SOAK else ("-e", wanted)))
     converge(controller, "deploy.yml" if SOAK else "playbooks/serve.yml")
     still(controller, "playbooks/serve.yml")
     settled(lab, host)
@@ -345,10 +344,8 @@ def served(host):
     return host.run("grep max-running-requests /etc/sglang/launch.yaml").strip()
 
 
-DEBUG_ON = [
-    *cuts(("debug_probes : Restart the service with the probe", 0.3, 12.0, 9)),
-    Cut("debug_probes : Write the drop-in", (0.0, 0.6), True, 3),
-]
+DEBUG_ON = cuts(("debug_probes : Restart the service with the probe", 0.3, 12.0, 9))
+DEBUG_ON.insert(1, Cut("debug_probes : Write the drop-in", (0.0, 0.6), True, 3))
 DEBUG_OFF = cuts(("debug_probes : Restore the service", 0.3, 12.0, 10))
 LAYERS = ("input of layer 3", "input of layer 5", "input of layer 7")
 
