@@ -211,6 +211,26 @@ def settings(place, name, **variables):
     return f"@{path}"
 
 
+ENGINE = cuts(
+    ("sglang_engine : Send the wheelhouse", 0.2, 1.5, 1),
+    ("sglang_engine : Install the locked packages", 1.0, 25.0, 2),
+    ("sglang_engine : Publish]", 0.0, 0.4, 1),
+    ("sglang_engine : Compile", 1.0, 12.0, 1),
+)
+
+
+@pytest.mark.parametrize("each", alone(ENGINE), ids=named)
+def test_engine(each, provisioned, lab, controller, host, request):
+    """What is installed is no complete release, or nothing is: beside the other lanes, the re-run is what deploys."""
+    host.run("rm -f /opt/sglang/current/release.json")
+    for cut in each:
+        interrupt(cut, "playbooks/engine.yml")
+    request.getfixturevalue("deployed")
+    converge(controller, "deploy.yml" if SOAK else "playbooks/engine.yml")
+    still(controller, "playbooks/engine.yml")
+    settled(lab, host)
+
+
 PROVISION = cuts(
     ("proxmox_container : Create, update and start", 0.3, 2.5, 3),
     ("proxmox_container : Trust that key", 0.0, 0.4, 1),
@@ -288,29 +308,9 @@ def test_collect(cut, deployed, lab, controller, host):
     settled(lab, host)
 
 
-ENGINE = cuts(
-    ("sglang_engine : Send the wheelhouse", 0.2, 1.5, 1),
-    ("sglang_engine : Install the locked packages", 1.0, 25.0, 2),
-    ("sglang_engine : Publish]", 0.0, 0.4, 1),
-    ("sglang_engine : Compile", 1.0, 12.0, 1),
-)
-
-
-@pytest.mark.parametrize("each", alone(ENGINE), ids=named)
-def test_engine(each, provisioned, lab, controller, host, request):
-    """What is installed is no complete release, or nothing is: beside the other lanes, the re-run is what deploys."""
-    host.run("rm -f /opt/sglang/current/release.json")
-    for cut in each:
-        interrupt(cut, "playbooks/engine.yml")
-    request.getfixturevalue("deployed")
-    converge(controller, "deploy.yml" if SOAK else "playbooks/engine.yml")
-    still(controller, "playbooks/engine.yml")
-    settled(lab, host)
-
-
 SERVE = cuts(
-    ("sglang_server : Launch configuration]", 0.0, 0.5, 2),
     ("sglang_server : Unit, environment", 0.2, 1.2, 1),
+    ("sglang_server : Launch configuration]", 0.0, 0.5, 2),
     ("sglang_server : Start and wait", 0.2, 12.0, 2),
 )
 
