@@ -33,6 +33,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "PIN": ("The registry of pins", "a pin"),
     "WAIVER": ("Waivers", "a host"),
     "DEVICE": ("Devices of a container", "a host"),
+    "NET": ("Network interfaces of a container", "a host"),
     "LAUNCH": ("Flags of the launch", "a host"),
     "ENV": ("Environment of the server", "a host"),
     "NCCL": ("NCCL's variables", "a host"),

@@ -20,7 +20,7 @@ from pivot.engines import descriptions, patches, wheelhouse
 from pivot.engines.engine import EngineError
 from pivot.engines.engine_source import DescriptionError
 from pivot.findings import Finding, Severity, errors, render, waive
-from pivot.inventory import devices, inventory, nodes, paths, pins, sizes
+from pivot.inventory import devices, inventory, networks, nodes, paths, pins, sizes
 from pivot.places import file_at
 from pivot.pve import proxmox_raw
 from pivot.serving import budget, launch, launch_rules, nccl
@@ -177,6 +177,7 @@ def _variables(
     yield from inventory.empty_secrets(host.name, host.given, values)
     yield from inventory.unknown_variables(host.name, host.given, specs, host.place)
     yield from devices.deployed(host.name, values)
+    yield from networks.check(host.name, values)
     yield from proxmox_raw.deployed(host.name, values)
     yield from _patches(host, project)
     for options in specs.values():
