@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import json
 import os
 import socket
 import stat
+import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -392,3 +395,29 @@ def test_recordings_hold_no_credential() -> None:
     text = (Path(__file__).parent / "data" / "recordings-9.2.11.json").read_text()
     assert "PVEAPIToken" not in text
     assert all(entry["auth"] in {"ticket", "root", "deploy", "none", "badtok", "nocsrf"} for entry in json.loads(text))
+
+
+# ---------------------------------------------------------------- beside the engine
+
+
+@pytest.mark.parametrize(
+    ("argv", "paused"),
+    [
+        (["python", "-m", "sglang.launch_server", "--config", "launch.yaml"], True),
+        (["python", "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork"], True),
+        (["python", "-m", "pip", "install"], False),
+    ],
+)
+def test_only_a_servers_processes_pause_the_collector_and_until_their_plugins_load(
+    argv: list[str], paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(__file__).resolve().parents[1] / "kernels/src/sglang_cpu_lab/collector.py"
+    collector = types.ModuleType("collector")
+    exec(path.read_text(), collector.__dict__)  # noqa: S102 - of a distribution for engines, not installed here
+    monkeypatch.setattr(sys, "orig_argv", argv)
+    try:
+        collector.pause()
+        assert gc.isenabled() is not paused
+    finally:
+        collector.resume()
+    assert gc.isenabled()

@@ -25,7 +25,7 @@ def converge(request: pytest.FixtureRequest) -> Any:
 
     def run(*options: str, fails: bool = False, playbook: str = "converge.yml") -> tuple[str, int]:
         inventory = request.config.getoption("--ansible-inventory")
-        line = [sys.executable, "-m", "ansible", "playbook", "--inventory", inventory, *options, playbook]
+        line = [Path(sys.executable).with_name("ansible-playbook"), "--inventory", inventory, *options, playbook]
         plain = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}  # molecule wants colours
         environment = {**os.environ, **plain, "ANSIBLE_CONFIG": str(PROJECT / "ansible.cfg")}
         here = Path(__file__).parent

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from sglang_cpu_lab import collector
+
 
 def activate() -> None:
     """Entry point `cpu_lab` of the group `sglang.srt.plugins`; SGLang calls it once in every process.
@@ -12,6 +14,7 @@ def activate() -> None:
     come from this distribution's `sgl_kernel`. `cpu_has_amx_support()` stays false, so the layers take SGLang's
     own PyTorch code. Without SGLANG_USE_CPU_ENGINE=1 it raises RuntimeError, which SGLang logs, and changes nothing.
     """
+    collector.resume()
     if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         raise RuntimeError(
             "the plugin cpu_lab is for the lab's CPU engine alone: set SGLANG_USE_CPU_ENGINE=1,"
