@@ -146,7 +146,8 @@ class Redactor:
             text = self._sub(REQUEST, f"\\g<1>{PROMPT}", text, "text of a request")
         for hints, pattern, replacement in SHAPES:
             if any(hint in (text if " " in hint else words) for hint in hints):
-                text = self._sub(pattern, replacement.format(MASK), text, f"looks like {hints[0].strip()}…")
+                shape = re.compile(pattern, re.MULTILINE)
+                text = self._sub(shape, replacement.format(MASK), text, f"looks like {hints[0].strip()}…")
         return text
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:

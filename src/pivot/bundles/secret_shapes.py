@@ -12,14 +12,14 @@ _NAMES = r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|auth[_-]?token|access[_-
 _MIXED = r"(?=[\w.~+/-]*(?:\d|(?-i:[a-z][A-Z])|[+/=_]))"
 
 
-def _shape(hints: str, pattern: str, replacement: str = "{}") -> tuple[tuple[str, ...], re.Pattern[str], str]:
-    """Texts of which one has to be there (in a word, if it has no blank) before the pattern is tried; what stands there
-    instead then.
+def _shape(hints: str, pattern: str, replacement: str = "{}") -> tuple[tuple[str, ...], str, str]:
+    """Texts of which one has to be there (in a word, if it has no blank) before the pattern is compiled and tried; what
+    stands there instead then.
     """
-    return tuple(hints.split("|")), re.compile(pattern, re.MULTILINE), replacement
+    return tuple(hints.split("|")), pattern, replacement
 
 
-SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
+SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     _shape(
         "KEY-----|BLOCK-----",
         r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----)(?:.|\n)*?(-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
