@@ -43,6 +43,7 @@ engine() {
 }
 
 killed=tests/integration/test_interruption.py
+# all of them beside; the many of PIVOT_SOAK would take twice as long there as all else here, so the shorter stay here
 if [[ -n ${PIVOT_SOAK:-} ]]; then
     beside=("$killed::test_engine" "$killed::test_serve" "$killed::test_debug" "$killed::test_nothing_is_left_to_do")
     here=("${beside[@]:0:3}")

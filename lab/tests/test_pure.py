@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import ipaddress
 import json
 import os
@@ -11,7 +12,6 @@ import stat
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -412,8 +412,10 @@ def test_only_a_servers_processes_pause_the_collector_and_until_their_plugins_lo
     argv: list[str], paused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(__file__).resolve().parents[1] / "kernels/src/sglang_cpu_lab/collector.py"
-    collector = types.ModuleType("collector")
-    exec(path.read_text(), collector.__dict__)  # noqa: S102 - of a distribution for engines, not installed here
+    spec = importlib.util.spec_from_file_location("collector", path)  # it is installed beside engines alone
+    assert spec and spec.loader
+    collector = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(collector)
     monkeypatch.setattr(sys, "orig_argv", argv)
     try:
         collector.pause()
