@@ -98,11 +98,11 @@ def learn_host_key(api: Api, vmid: int) -> Path:
 # ---------------------------------------------------------------- up
 
 
-def test_up_again_is_quick_and_changes_nothing(lab: Any, api: Api) -> None:
+def test_up_again_changes_nothing(lab: Any, api: Api) -> None:
     facts, vault = lab.layout.inventory_vars.read_text(), lab.layout.inventory_vault.read_text()
-    begin = time.monotonic()
+    ran = daemon.running(lab.layout)
     done = lab.run("up")
-    assert time.monotonic() - begin < 2
+    assert ran == daemon.running(lab.layout) is not None
     assert "the lab was already up" in done.stderr
     assert (lab.layout.inventory_vars.read_text(), lab.layout.inventory_vault.read_text()) == (facts, vault)
 
@@ -395,9 +395,7 @@ def test_a_layer_makes_what_was_installed_instant(lab: Any, scratched: dict[str,
     lab.ssh(scratched["address"], change, known)
     assert "saved in" in lab.run("layer", "save", "one", "big").stderr
     assert lab.run("layer", "list").stdout == "big\n"
-    begin = time.monotonic()
     clone = json.loads(lab.run("scratch", "up", "clone", "--layer", "big").stdout)
-    assert time.monotonic() - begin < 20  # 2 s on an idle machine
     try:
         command = (
             "cat /opt/a/b/c /etc/motd; ls /etc/debian_version; mv /opt/a /opt/z && mv /usr/games /usr/g && hostname"

@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-import time
 from typing import Any
 
 import pytest
@@ -156,7 +155,6 @@ def test_random_damage_gives_findings_and_no_traceback():
         "contract": contract([2, 30, 58], "input"),
         "revisions": {"a/b": "54383e83fa34"},
     }
-    start = time.monotonic()
     for _ in range(1500):
         given = copy.deepcopy(base)
         if rng.random() < 0.4:
@@ -173,14 +171,6 @@ def test_random_damage_gives_findings_and_no_traceback():
         assert all(finding.message and finding.fix is not None for finding in verdict.findings)
         assert all(len(finding.message) < 1000 for finding in verdict.findings)
         assert verdict.text()
-    assert time.monotonic() - start < 60
-
-
-def test_a_check_takes_milliseconds():
-    start = time.monotonic()
-    for _ in range(10):
-        check(lab())
-    assert time.monotonic() - start < 2
 
 
 # --- from the variables of a host

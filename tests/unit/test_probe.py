@@ -130,18 +130,17 @@ def test_who_observes_never_waits_and_what_the_writer_cannot_take_is_counted(
     probe: Any, record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe.record, "WAITING", 5)
-    recorder, held = record(), threading.Event()
+    recorder, held, released = record(), threading.Event(), []
 
     def slow(_number: int) -> dict[str, Any]:
-        held.wait(10)
+        released.append(held.wait(10))
         return {}
 
     recorder.write("first", slow)
     while not recorder._queue.empty():  # the writer has taken it and hangs in it
         time.sleep(0.01)
-    began = time.monotonic()
     numbers = [recorder.write("fc", row=row) for row in range(20)]
-    assert time.monotonic() - began < 1
+    assert not released  # the writer hangs in it still
     assert numbers == list(range(2, 22))  # each has its number, written or not
     held.set()
     recorder.flush()
@@ -169,7 +168,7 @@ def test_numbers_rise_from_line_to_line_whoever_writes(record: Any, tmp_path: Pa
     assert [entry["n"] for entry in written(tmp_path)] == list(range(1, 201))
 
 
-def test_a_killed_process_loses_less_than_a_second(tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing_that_was_written_before(tmp_path: Path) -> None:
     program = (
         "import os, sys, time; from pathlib import Path; from pivot_probe.record import Recorder; "
         "from pivot_probe.settings import Settings; recorder = Recorder(Settings(Path(sys.argv[1]))); "
@@ -181,7 +180,10 @@ def test_a_killed_process_loses_less_than_a_second(tmp_path: Path) -> None:
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
-        time.sleep(1)
+        deadline = time.monotonic() + 10
+        while len(written(tmp_path)) < 2:
+            assert time.monotonic() < deadline, "the writer does not write by itself"
+            time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == -signal.SIGTERM
     assert [entry["point"] for entry in written(tmp_path)] == ["first", "second"]
@@ -259,7 +261,7 @@ def test_recording_ends_by_itself_at_the_time_that_was_set(
     probe: Any, record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe.record, "PATIENCE", 0.02)
-    until = time.time() + 0.4
+    until = time.time() + 1
     recorder = record(until=until)
     assert recorder.write("before") == 1
     deadline = time.monotonic() + 10

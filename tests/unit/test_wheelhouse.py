@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import time
 import zipfile
 
 import pytest
@@ -88,9 +87,7 @@ def test_a_wheelhouse_holds_the_locked_wheels_and_what_pip_needs_to_install_them
 def test_a_second_build_only_looks(place, monkeypatch):
     first, _ = build(place)
     monkeypatch.setattr(downloads, "download", None)  # a call would fail
-    begin = time.monotonic()
     second, said = build(place)
-    assert time.monotonic() - begin < 0.3
     assert not second.built
     assert (second.path, second.wheels, second.size) == (first.path, first.wheels, first.size)
     assert "ready" in said[0]
