@@ -8,7 +8,7 @@ from pivot.experiments import experiment, whatif
 from pivot.findings import Finding, Severity
 from pivot.wirings.wiring import Acceptance, Slice, Tally, Wiring
 
-from .test_whatif import DEFAULT, GOOD, POOR, WORSE, candidate, judge, repaired
+from .test_whatif import DEFAULT, GOOD, POOR, WORSE, candidate, judge, only, repaired
 
 RIGHT = (3, 5, 7)
 
@@ -134,6 +134,25 @@ def test_nothing_recorded_is_no_answer():
     diagnosis = experiment.diagnose("h", wired(findings=["WIRE-NO-FORWARD"]), None)
     assert diagnosis.headline == "h: too little was recorded for an answer (WIRE-NO-FORWARD)"
     assert diagnosis.lines[-1] == "what-if  was not evaluated: the answer ends at the wiring"
+
+
+def test_nobody_is_cleared_by_what_was_not_evaluated():
+    diagnosis = experiment.diagnose("h", wired(*RIGHT), None)
+    assert diagnosis.headline == "h: the wiring is not to blame; for more, too little was evaluated"
+    judgement = judge(only(1, GOOD), served=1.05)
+    diagnosis = experiment.diagnose("h", wired(*RIGHT), judgement)
+    assert (diagnosis.suspect, codes(diagnosis)) == ("wired", ["WHATIF-FEW"])
+    assert diagnosis.lines[-2].endswith("for the inputs of layers 3, 5, 7: too few prompts to tell")
+    assert diagnosis.lines[-1] == "drafter  too few prompts to tell"
+    noted = experiment.dataclasses.replace(judgement, notes=("the states of p2 lack position 0",))
+    assert "note: the states of p2 lack position 0" in experiment.diagnose("h", wired(*RIGHT), noted).text()
+
+
+def test_a_wiring_of_prefills_alone_clears_nobody():
+    seen = experiment.dataclasses.replace(wired(*RIGHT, findings=["WIRE-BLIND"]), blind=True)
+    diagnosis = experiment.diagnose("h", seen, judge(GOOD, WORSE))
+    assert diagnosis.headline == "h: too little was recorded for an answer (WIRE-BLIND)"
+    assert diagnosis.lines[0] == "wiring   right in every prefill, and verifications were not seen"
 
 
 def test_the_answer_is_plain_values_and_two_runs_are_compared(tmp_path, capsys):

@@ -271,7 +271,7 @@ def test_ranks_that_agree_are_one_answer_and_their_verifications_count_once() ->
     runs = []
     for rank in range(2):
         run = Run(rank=rank)
-        run.forward("EXTEND", [("a", range(4))])
+        run.forward("TARGET_VERIFY", [("a", range(4))])
         run.verify(2, {"a": 1})
         runs.append(run)
     answer = runs[0].analyse(runs[1], expected=[2, 3, 5])

@@ -137,3 +137,19 @@ def test_numbers_that_are_not_finite_are_taken_for_nothing_else(number: float, m
     assert usual().analyse(expected=[2, 3, 5], asked=[2, 3, 5]).verdict == "right"
     answer = usual(lost).analyse(expected=[2, 3, 5], asked=[2, 3, 5])
     assert (answer.slices[0].match, answer.layers[1:]) == (Match("none"), (3, 5))
+
+
+# --- what is not seen
+
+
+def test_verifications_that_graphs_hide_are_missed_and_clear_nobody() -> None:
+    run = Run()
+    number = run.forward("EXTEND", [("a", range(5))])
+    run.verify(number, {"a": 0})
+    found = run.analyse(expected=[2, 3, 5])
+    assert found.verdict == "unseen"
+    assert [finding.code for finding in found.findings] == ["WIRE-BLIND"]
+    assert found.findings[0].message.startswith("1 verifications were recorded and none of the forwards")
+    assert run.analyse(expected=[1, 3, 5]).verdict == "config"  # what the prefills prove is proven
+    run.verify(run.forward("TARGET_VERIFY", [("a", range(5, 9))]), {"a": 2})
+    assert run.analyse(expected=[2, 3, 5]).verdict == "right"

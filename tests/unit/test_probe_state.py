@@ -143,7 +143,7 @@ def test_at_expiry_a_restart_needs_consent_and_a_restore_does_not(
     restored: dict[str, bool] | None,
 ) -> None:
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(probe_state, "_settle", lambda *_arguments: None)
+    monkeypatch.setattr(probe_state, "_settle", lambda *_arguments, **_options: None)
     monkeypatch.setattr(probe_state, "_need", lambda *_arguments: need)
     monkeypatch.setattr(probe_state, "show", lambda *_arguments: {"ActiveState": active})
     monkeypatch.setattr(probe_state, "restore", lambda settings: given.append(settings) or {"changed": True})
@@ -158,6 +158,57 @@ def test_at_expiry_a_restart_needs_consent_and_a_restore_does_not(
         assert probe_state.read_state(path)["expired"]
     else:
         assert given == [{**settings, **restored}]
+
+
+def settling(monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], *, probe: bool, until: float = 1e9) -> list[float]:
+    """A unit that shows these facts until then, over a clock that passes only while somebody sleeps."""
+    slept = [0.0]
+    monkeypatch.setattr(probe_state.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(probe_state.time, "sleep", slept.append)
+    monkeypatch.setattr(probe_state, "show", lambda *_: facts if sum(slept) < until else {"ActiveState": "active"})
+    environment = {"PIVOT_PROBE_DIR": "/r"} if probe else {}
+    monkeypatch.setattr(probe_state, "process_environment", lambda _pid: environment)
+    return slept
+
+
+LOADING = {"ActiveState": "activating", "MainPID": "7", "TimeoutStartUSec": "1h", "TimeoutStopUSec": "1min 30s"}
+
+
+def test_a_model_that_loads_is_waited_for_as_long_as_its_unit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = settling(monkeypatch, LOADING, probe=True, until=1334)
+    probe_state._settle("llm.service", 600, restarting=False)
+    assert sum(slept) == 1334
+    slept = settling(monkeypatch, LOADING, probe=False)
+    with pytest.raises(probe_state.Failed, match="has been starting or stopping for 3690 s"):
+        probe_state._settle("llm.service", 600, restarting=True)
+    assert 3690 < sum(slept) < 3692
+
+
+def test_nobody_waits_for_a_start_with_the_probe_that_is_about_to_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = settling(monkeypatch, LOADING, probe=True)
+    probe_state._settle("llm.service", 600, restarting=True)
+    assert probe_state._need("llm.service", None) == "restart"
+    # in systemd's pause before the next try there is no process; the drop-in tells
+    dropin = tmp_path / "50-pivot-probe.conf"
+    monkeypatch.setattr(probe_state, "dropin_path", lambda _unit: dropin)
+    slept = settling(monkeypatch, {**LOADING, "MainPID": "0"}, probe=False, until=30)
+    dropin.touch()
+    probe_state._settle("llm.service", 600, restarting=True)
+    assert (sum(slept), probe_state._need("llm.service", None)) == (0, "restart")
+    dropin.unlink()
+    assert probe_state._need("llm.service", None) == ""
+    probe_state._settle("llm.service", 600, restarting=True)
+    assert sum(slept) == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1h 30min", 5400), ("1min 30s", 90), ("5s 500ms", 5.5), ("infinity", 0), ("", 0), ("0", 0), ("1d 2h", 93600)],
+)
+def test_systemds_time_spans_are_read(text: str, seconds: float) -> None:
+    assert probe_state.time_span(text) == seconds
 
 
 def test_a_property_that_systemd_shows_several_times_keeps_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +241,8 @@ def test_the_units_own_command_is_read_with_continuations_and_resets() -> None:
     )
     assert probe_state.exec_start(text) == {"text": "/bin/new  --config %h/x"}
     assert probe_state.exec_start("ExecStart=/a\nExecStart=/b\n") == {"error": "it has 2 ExecStart lines"}
+    between = "ExecStart=/a \\\n  # the drafter \\\n  --draft d \\\n; ranks\n  --tp 8\n# ExecStart=/b\n"
+    assert probe_state.exec_start(between) == {"text": "/a  --draft d  --tp 8"}
     assert "secret" in probe_state.exec_start("ExecStart=/a --api-key x\n")["error"]
     assert probe_state.exec_start("ExecStart=/a --max-total-tokens 4096\n") == {"text": "/a --max-total-tokens 4096"}
 

@@ -189,10 +189,27 @@ def test_prompts_that_were_not_evaluated_are_left_out_of_the_comparison():
     assert judgement.findings[0].message.startswith("served is 1.20, far below the 2.90 predicted")
 
 
-def test_one_prompt_proves_nothing():
-    judgement = judge(GOOD, served=asked(1.1, count=1))
+def only(number, row):
+    """A candidate that could be evaluated on some of the prompts alone."""
+    kept = [one if index < number else {**one, "length": None} for index, one in enumerate(row["sequences"])]
+    return {**row, "sequences": kept}
+
+
+@pytest.mark.parametrize(
+    ("row", "count", "words"),
+    [
+        (GOOD, 1, "one prompt was both"),
+        (only(1, GOOD), 4, "one prompt was both"),
+        (only(0, GOOD), 4, "no prompt was both"),
+    ],
+)
+def test_one_prompt_proves_nothing(row, count, words):
+    judgement = judge(row, served=asked(1.1, count=count))
     assert codes(judgement) == ["WHATIF-FEW"]
     assert judgement.findings[0].severity is Severity.WARNING
+    assert judgement.findings[0].message.startswith(words)
+    assert not judgement.tells
+    assert judge(GOOD).tells
 
 
 def test_unknown_slices_are_compared_with_the_contract():

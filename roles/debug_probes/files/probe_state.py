@@ -51,6 +51,9 @@ EVENTS = {
 READY = "The server is fired up and ready to roll"
 # earlier restarts that are reported, and seconds that looking for them may take in a large journal
 EARLIER, JOURNAL_SECONDS = 5, 20
+# seconds until a service answers that says nothing else, and until one that answers has recorded its warm-up
+READY_SECONDS, RECORD_SECONDS = 3600, 600
+SPANS = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800, "month": 2629800, "y": 31557600}
 # tenths of a second in which a process may show nothing of itself
 CLOSED_TRIES = 100
 # systemd gives these anew at every start: they tell nothing about the configuration
@@ -236,8 +239,9 @@ def config_path(command: List[str]) -> Optional[str]:
 
 
 def exec_start(unit_text: str) -> Json:
-    """The unit's own ExecStart: its text, or why it cannot be used. Lines after an empty one count, as in systemd."""
-    joined = re.sub(r"\\\n\s*", " ", unit_text)
+    """The unit's own ExecStart: its text, or why it cannot be used. Lines after an empty one count, as in systemd, and
+    comments do not, even between the lines of one command."""
+    joined = re.sub(r"\\\n\s*", " ", re.sub(r"(?m)^[ \t]*[#;].*\n?", "", unit_text))
     values: List[str] = []
     for line in joined.splitlines():
         match = re.match(r"\s*ExecStart\s*=\s*(.*)$", line)
@@ -632,11 +636,15 @@ def _remove_timer(unit: str) -> None:
         return
     with contextlib.suppress(Failed):  # its file is half-written or gone already
         run("systemctl", "disable", "--quiet", "--now", timer)
+    service = paths["service"].name
+    if int(show(service, ["MainPID"]).get("MainPID", "0")) != os.getpid():
+        with contextlib.suppress(Failed):  # it never ran
+            run("systemctl", "stop", service)  # it may be about to try again
     for path in (*_timer_files(unit), STAMPS / f"stamp-{timer}"):
         _remove(path)
     run("systemctl", "daemon-reload")
     with contextlib.suppress(Failed):  # it has not failed
-        run("systemctl", "reset-failed", timer, paths["service"].name)
+        run("systemctl", "reset-failed", timer, service)
 
 
 def _timer_files(unit: str) -> List[Path]:
@@ -690,8 +698,9 @@ def switched_on(settings: Json) -> Json:
     state = read_state(path)
     if state is None:
         raise Failed(f"{path} is gone: the baseline is lost, switch debugging off")
-    seconds = float(settings.get("ready_timeout") or 600)
-    _wait(unit, settings.get("ready_url") or "", seconds)
+    seconds, url = float(settings.get("ready_timeout") or READY_SECONDS), settings.get("ready_url") or ""
+    _wait(unit, url, seconds)
+    seconds = min(seconds, RECORD_SECONDS) if url else seconds  # without one it may still load its weights
     end = time.monotonic() + seconds
     while not any(records.glob("*.jsonl")):
         if show(unit, ["ActiveState"])["ActiveState"] not in ("active", "activating"):
@@ -725,9 +734,10 @@ def restore(settings: Json) -> Json:
     state = read_state(path)
     if not _traces(settings):
         return {"changed": False, "restarted": False, "baseline": None, "compared": {}, "differences": []}
-    _settle(unit, float(settings.get("ready_timeout") or 600))
+    may_restart = bool(settings.get("allow_restart", True))
+    _settle(unit, float(settings.get("ready_timeout") or READY_SECONDS), restarting=may_restart)
     need = _need(unit, state)
-    if (need == "restart" or (need and settings.get("start", True))) and not settings.get("allow_restart", True):
+    if (need == "restart" or (need and settings.get("start", True))) and not may_restart:
         what = "runs with the probe" if need == "restart" else "is down"
         raise Failed(f"{unit} {what}, and debug_probes_allow_restart is false: nothing was changed")
     if state is not None:
@@ -739,12 +749,12 @@ def restore(settings: Json) -> Json:
         with contextlib.suppress(OSError):  # other drop-ins came to lie there, or it was never made
             dropin.parent.rmdir()
     run("systemctl", "daemon-reload")
-    need = _need(unit, state)
+    need = need if need == "restart" else _need(unit, state)
     restarted = need == "restart" or (need == "start" and bool(settings.get("start", True)))
     if restarted:
         _count_anew(unit)
         run("systemctl", "restart", unit)
-        _wait(unit, settings.get("ready_url") or "", float(settings.get("ready_timeout") or 600))
+        _wait(unit, settings.get("ready_url") or "", float(settings.get("ready_timeout") or READY_SECONDS))
     shutil.rmtree(root, ignore_errors=True)
     if root.exists():
         raise Failed(f"{root} could not be removed")
@@ -785,7 +795,7 @@ def expire(settings: Json) -> Json:
     if state is None:  # switched off while this one waited for the lock
         return {"changed": False}
     consent = bool(state["expiry_restart"])
-    _settle(unit, float(settings.get("ready_timeout") or 600))
+    _settle(unit, float(settings.get("ready_timeout") or READY_SECONDS), restarting=consent)
     if _need(unit, state) == "restart" and not consent:
         with contextlib.suppress(OSError):  # a full disk: the time of expiry stands in the state anyway
             write_state(path, {**state, "expired": utc(time.time())})
@@ -811,20 +821,41 @@ def _traces(settings: Json) -> bool:
     return "PIVOT_PROBE_DIR" in process_environment(pid)
 
 
-def _settle(unit: str, seconds: float) -> None:
-    """Until a start or a stop that is under way, perhaps of an interrupted switch, has come to its end."""
+def _settle(unit: str, seconds: float, *, restarting: bool) -> None:
+    """Until a start or a stop that is under way, perhaps of an interrupted switch, has come to its end.
+
+    seconds: to wait at least; longer where the unit allows itself more. restarting: a start with the probe is about to
+    be replaced by one without, so that nobody waits for it.
+    """
+    facts = show(unit, ["TimeoutStartUSec", "TimeoutStopUSec"])
+    seconds = max(seconds, sum(map(time_span, facts.values())))
     end = time.monotonic() + seconds
-    while show(unit, ["ActiveState"]).get("ActiveState") in ("activating", "deactivating", "reloading"):
+    while True:
+        active = show(unit, ["ActiveState"]).get("ActiveState")
+        if active not in ("activating", "deactivating", "reloading"):
+            return
+        if restarting and active == "activating" and _with_probe(unit):
+            return
         if time.monotonic() > end:
             raise Failed(f"{unit} has been starting or stopping for {seconds:.0f} s: look at it first")
         time.sleep(0.5)
 
 
+def time_span(text: str) -> float:
+    """Seconds of a time as `systemctl show` writes it, such as ``1h 30min``; 0 for ``infinity``."""
+    return sum(float(number) * SPANS[unit] for number, unit in re.findall(r"([\d.]+)\s*([a-z]+)", text))
+
+
+def _with_probe(unit: str) -> bool:
+    """Whether what runs, or is about to be started again, has the probe."""
+    pid = int(show(unit, ["MainPID"]).get("MainPID", "0"))
+    return "PIVOT_PROBE_DIR" in process_environment(pid) if pid else dropin_path(unit).exists()
+
+
 def _need(unit: str, state: Optional[Json]) -> str:
     """What a restore needs: "restart" where the probe runs, "start" where a service that ran is down, or no text."""
     facts = show(unit, ["ActiveState", "MainPID"])
-    pid = int(facts.get("MainPID", "0"))
-    if pid and "PIVOT_PROBE_DIR" in process_environment(pid):
+    if (int(facts.get("MainPID", "0")) or facts.get("ActiveState") == "activating") and _with_probe(unit):
         return "restart"
     down = facts.get("ActiveState") in ("failed", "inactive")
     return "start" if down and state is not None and state["active"] else ""

@@ -28,6 +28,7 @@ FORMAT = 1
 # who is to blame, and what a person reads about it
 SUSPECTS = {
     "none": "nothing is wrong",
+    "wired": "the wiring is not to blame; for more, too little was evaluated",
     "config": "the choice of layers is wrong",
     "serving": "serving is the first suspect",
     "drafter": "the drafter is the first suspect",
@@ -194,7 +195,9 @@ def _suspect(seen: Wiring, judgement: whatif.Judgement | None) -> str:
     if seen.verdict == "config":
         return "config"
     found = errors(judgement.findings) if judgement else []
-    return family(found[0]) if found else "none"
+    if found:
+        return family(found[0])
+    return "none" if judgement and judgement.tells else "wired"
 
 
 def family(finding: Finding) -> str:
@@ -232,7 +235,9 @@ def _wiring_line(seen: Wiring) -> str:
         f"trained on those of {numbers(seen.expected or ())}",
         "engine": "not what the engine was told to hand over",
         "bypassed": "none: the drafter's fc is not run at all",
-        "unseen": "nothing of it was seen",
+        "unseen": "right in every prefill, and verifications were not seen"
+        if seen.slices
+        else "nothing of it was seen",
     }
     return said[seen.verdict]
 
@@ -245,6 +250,8 @@ def _serving_line(judgement: whatif.Judgement) -> str:
     start += numbers(judgement.reference.layers)
     if any(family(finding) == "serving" for finding in judgement.findings):
         return f"{start}: they disagree, so the fault is in serving"
+    if not judgement.tells:
+        return f"{start}: too few prompts to tell"
     return f"{start}: serving gets out of the drafter what is in it"
 
 
@@ -263,6 +270,8 @@ def _drafter_line(judgement: whatif.Judgement) -> str:
         return f"blamed: {blamed[0].code}"
     if judgement.base is None:
         return "not evaluated"
+    if not judgement.tells:
+        return "too few prompts to tell"
     tried = sum(row.is_repair for row in judgement.rows)
     return f"cleared: none of {tried} single-part repairs predicts more than {judgement.base.figures.length:.2f} by far"
 

@@ -364,13 +364,17 @@ def timer_text(wanted: Wanted, until: str) -> str:
 
 
 def service_text(facts: Mapping[str, Any], wanted: Wanted) -> str:
-    """What the timer starts: the restore that the role uses too, with the interpreter that ran it first."""
+    """What the timer starts: the restore that the role uses too, with the interpreter that ran it first.
+
+    It tries again until it is through; 4 says that it is, and that something differs from the baseline.
+    """
     script = PurePosixPath(wanted.state).parent / "restore.py"
     words = " ".join(_unit_word(word) for word in (facts["interpreter"], "-I", str(script), "expire"))
     return (
         "# Written by the role debug_probes; removed by it, or by the script beside its state file.\n"
         f"[Unit]\nDescription=Restores {wanted.unit} at the end of its debug probe\n"
         f"[Service]\nType=oneshot\nExecStart={words}\n"
+        f"Restart=on-failure\nRestartSec=5min\nRestartPreventExitStatus=4\n"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pivot.drafters.layers import numbers
 from pivot.experiments.whatif_figures import Figures, Look, Question, Row, known, rows_of, served_figures, wiring_row
-from pivot.experiments.whatif_findings import blamed, serving
+from pivot.experiments.whatif_findings import FEWEST, blamed, compared, serving
 from pivot.findings import Finding
 
 FORMAT = 1
@@ -31,6 +31,11 @@ class Judgement:
     left_out: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough prompts for it to clear anybody."""
+        return compared(self.served, self.reference) >= FEWEST
 
     def by_family(self, *families: str) -> list[Finding]:
         """The findings whose code begins so."""
@@ -69,6 +74,7 @@ class Judgement:
             lines += [self._line(row) for row in kept]
             if len(shown) > len(kept):
                 lines.append(f"… and {len(shown) - len(kept)} more")
+        lines += [f"note: {note}" for note in self.notes[:most]]
         return "\n".join(line for line in lines if line)
 
     def _line(self, row: Row) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from pivot.drafters.layers import numbers
 from pivot.experiments.spread import margin, mean_error
-from pivot.experiments.whatif_figures import ACCURACY, Json, Look, Row
+from pivot.experiments.whatif_figures import ACCURACY, Figures, Json, Look, Row
 from pivot.findings import Finding, Severity
 
+FEWEST = 2  # prompts of which anything can be concluded
 GET_AGAIN = "get the drafter's files again from their source, and compare them with its manifest"
 MAKE_D2T = "d2t holds token id minus draft id; take it from the drafter's source, or make it anew from t2d"
 WRITE_ROPE = "write rope_theta and rope_scaling of its training into the drafter's config.json"
@@ -20,9 +21,14 @@ def serving(look: Look) -> Iterator[Finding]:
     if look.served is None or look.reference is None:
         return
     difference = look.served.against(look.reference.figures)
-    if len(look.served.by_prompt) < 2:
-        message = "predicted and served are compared on one prompt only, so nothing can be concluded from them"
-        yield look.finding("WHATIF-FEW", Severity.WARNING, message, "ask more prompts: debug_probes_prompts")
+    both = compared(look.served, look.reference)
+    if both < FEWEST:
+        message = (
+            f"{'one prompt was' if both else 'no prompt was'} both served and evaluated, so that nothing can be "
+            "concluded from predicted against served"
+        )
+        fix = "ask more prompts (debug_probes_prompts), and see what the evaluator notes about those that it left out"
+        yield look.finding("WHATIF-FEW", Severity.WARNING, message, fix)
     low, high = _bounds(look.reference)
     served = look.reference.figures.length + difference.total  # over the prompts that were evaluated too
     if not difference.counts or low - ACCURACY <= served <= high + ACCURACY:
@@ -55,6 +61,12 @@ def serving(look: Look) -> Iterator[Finding]:
         )
     code = "WHATIF-SERVED-LESS" if difference.total < 0 else "WHATIF-SERVED-MORE"
     yield look.finding(code, Severity.ERROR, message, fix)
+
+
+def compared(served: Figures | None, reference: Row | None) -> int:
+    """On how many prompts the answer rests: served and evaluated, or evaluated where nothing tells of serving."""
+    evaluated = reference.figures.by_prompt.keys() if reference else set()
+    return len(evaluated & served.by_prompt.keys() if served else evaluated)
 
 
 def _bounds(row: Row) -> tuple[float, float]:

@@ -36,6 +36,7 @@ __all__ = [
 IDS = "eagle_aux_hidden_state_layer_ids"
 # the fixed prompts' requests; their replays generate one token, which nothing verifies
 PROMPT, REPLAY = "pivot-prompt-", "pivot-replay-"
+VERIFYING = "TARGET_VERIFY"  # the mode of a forward that verifies drafts
 # the class whose layers run → an architecture of the engine's description that it belongs to
 ARCHITECTURES = {"DeepseekV2Model": "DeepseekV3ForCausalLM", "LlamaModel": "LlamaForCausalLM"}
 
@@ -82,6 +83,7 @@ class Wiring:
     for; expected: what the drafter was trained on; both as layer inputs in ascending order, None when not given.
     given: calls of a drafter that was handed a state as wide as its own, past its fc. drafts: draft step, what the
     state it consumed is, and how often. rule: how this engine reads layer ids, a name of `pivot.drafters.layers`.
+    blind: drafts were verified, but none of the forwards that did it was seen.
     """
 
     sglang: tuple[str, ...]
@@ -100,6 +102,7 @@ class Wiring:
     acceptance: Acceptance
     drafts: tuple[tuple[int, str, int], ...] = ()
     rule: str | None = None
+    blind: bool = False
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -120,9 +123,11 @@ class Wiring:
             return "bypassed" if self.given else "unseen"
         if self.engine_faults:
             return "engine"
-        if self.expected is None:
-            return "consistent"
-        return "right" if self.layers == self.expected else "config"
+        if self.expected is not None and self.layers != self.expected:
+            return "config"
+        if self.blind:
+            return "unseen"
+        return "consistent" if self.expected is None else "right"
 
     @property
     def engine_faults(self) -> bool:
@@ -264,6 +269,7 @@ def analyse(
         acceptance=acceptance(recordings),
         drafts=draft_steps(served),
         rule=setter_rule(recordings),
+        blind=blind(served),
     )
     found = [
         *wiring_findings.of_reading(files),
@@ -279,6 +285,12 @@ def superseded(recordings: Sequence[Recording]) -> list[Recording]:
     """Those of a start of the service after which the same rank was told to keep other layers."""
     latest = {recording.rank: recording.captures for recording in recordings if recording.targets}
     return [item for item in recordings if item.targets and item.captures != latest[item.rank]]
+
+
+def blind(recordings: Sequence[Recording]) -> bool:
+    """Whether drafts were verified and every forward is of another kind, as replayed CUDA graphs run no hook."""
+    modes = {target.mode for recording in recordings for target in recording.targets.values()}
+    return any(recording.verified for recording in recordings) and bool(modes) and not modes & {VERIFYING, ""}
 
 
 # --- from point to point

@@ -125,6 +125,16 @@ def of_wiring(wiring: Wiring) -> Iterator[Finding]:
     """What the comparison proves to be wrong: what reaches `fc` instead, then where on the way that happens."""
     if wiring.given and not wiring.slices:
         yield _bypassed(wiring)
+    if wiring.blind:
+        message = (
+            f"{wiring.acceptance.verifications} verifications were recorded and none of the forwards that made them: "
+            "CUDA graphs are on, so that only prefills were seen"
+        )
+        fix = (
+            "see that --disable-cuda-graph reaches the server (an ExecStart that runs a shell or a script may not hand "
+            "it on), and ask again"
+        )
+        yield _finding("WIRE-BLIND", ERROR, "verifications", message, fix)
     yield from _asked(wiring)
     for piece in wiring.slices:
         finding = _slice(piece)
