@@ -148,6 +148,13 @@ def test_nobody_is_cleared_by_what_was_not_evaluated():
     assert "note: the states of p2 lack position 0" in experiment.diagnose("h", wired(*RIGHT), noted).text()
 
 
+def test_batches_that_are_padded_convict_nobody():
+    odd = wired(3, None, 7, findings=["WIRE-UNSTABLE"])
+    diagnosis = experiment.diagnose("h", odd, judge(GOOD, layers=[3, None, 7]), padded=True)
+    assert (diagnosis.suspect, codes(diagnosis)) == ("unseen", ["WIRE-UNSTABLE", "WIRE-PADDED"])
+    assert experiment.diagnose("h", wired(*RIGHT), judge(GOOD, WORSE), padded=True).suspect == "none"
+
+
 def test_a_wiring_of_prefills_alone_clears_nobody():
     seen = experiment.dataclasses.replace(wired(*RIGHT, findings=["WIRE-BLIND"]), blind=True)
     diagnosis = experiment.diagnose("h", seen, judge(GOOD, WORSE))

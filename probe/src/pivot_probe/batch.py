@@ -53,11 +53,14 @@ def numbers(values: Sent | None) -> list[int] | None:
 
 
 def lengths_of(forward_batch: Any, requests: list[str] | None) -> list[int] | None:
-    """Rows of each request: what the batch says of a prefill, else equal shares; None where they cannot be told."""
+    """Rows of each request: what the batch says of a prefill, else equal shares; None where they cannot be told, or
+    where the engine has padded the batch with rows of nobody."""
     tokens = forward_batch.input_ids
     if not requests or tokens is None:
         return None
     total = int(tokens.shape[0])
+    if getattr(forward_batch, "_original_num_tokens", None) not in (None, total):
+        return None
     said = getattr(forward_batch, "extend_seq_lens_cpu", None)
     if said is not None:
         lengths = [int(value) for value in said]

@@ -34,6 +34,7 @@ KEPT = (
     "model_path",
     "page_size",
     "tp_size",
+    "enable_dp_attention",
 )
 # where no file of prompts is given: text of several kinds, as random or repeated text would flatter a drafter
 PROMPTS: Mapping[str, Any] = {

@@ -167,16 +167,33 @@ def answer(experiment: Experiment) -> Diagnosis:
             )
         )
     changed = ask.compare(experiment.before, experiment.asked, experiment.subject) if experiment.before else []
-    return diagnose(experiment.subject, seen, judgement, changed)
+    padded = bool((experiment.asked.get("server") or {}).get("enable_dp_attention"))
+    return diagnose(experiment.subject, seen, judgement, changed, padded=padded)
+
+
+def _padding(subject: str) -> Finding:
+    message = (
+        "the server runs with enable-dp-attention, which pads its batches: the probe was never tried with it, and rows "
+        "of padding look like states that were changed on the way"
+    )
+    fix = "serve once without enable-dp-attention, and ask again"
+    return Finding("WIRE-PADDED", Severity.WARNING, subject, message, fix, "docs/faults.md")
 
 
 def diagnose(
-    subject: str, seen: Wiring, judgement: whatif.Judgement | None, others: Sequence[Finding] = ()
+    subject: str,
+    seen: Wiring,
+    judgement: whatif.Judgement | None,
+    others: Sequence[Finding] = (),
+    *,
+    padded: bool = False,
 ) -> Diagnosis:
-    """Rank what was found. others: findings that qualify the answer, such as that debugging changed what is served."""
+    """Rank what was found. others: findings that qualify the answer, such as that debugging changed what is served;
+    padded: recorded forwards may hold rows of nobody, so that they convict nobody."""
+    others = [_padding(subject), *others] if padded else others
     wired = sorted(seen.findings, key=lambda finding: list(Severity).index(finding.severity))
     judged = list(judgement.findings) if judgement else []
-    suspect = _suspect(seen, judgement)
+    suspect = "unseen" if padded and seen.verdict == "engine" else _suspect(seen, judgement)
     first = _of(suspect, judged)
     rest = [finding for finding in judged if finding not in first]
     if suspect in ("serving", "config") and errors(wired):
