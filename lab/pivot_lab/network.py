@@ -88,7 +88,8 @@ def rules_stand(layout: Layout) -> bool:
 def ensure(layout: Layout, subnet: IPv4Network) -> None:
     """Make the bridge and its rules; does nothing where they already stand."""
     bridge = layout.bridge
-    if not exists(bridge):
+    made = not exists(bridge)
+    if made:
         run(["ip", "link", "add", "name", bridge, "type", "bridge"])
     run(["ip", "address", "replace", f"{host(subnet, 1)}/{subnet.prefixlen}", "dev", bridge])
     Path(f"/proc/sys/net/ipv4/conf/{bridge}/forwarding").write_text("0")
@@ -96,9 +97,9 @@ def ensure(layout: Layout, subnet: IPv4Network) -> None:
     if ipv6.exists():
         ipv6.write_text("1")  # no second way from a container to this machine's services
     run(["ip", "link", "set", bridge, "up"])
-    for path in Path("/sys/class/net").glob(f"v{layout.lab_id}*"):
-        if not (path / "master").exists():  # its container outlived an earlier bridge
-            run(["ip", "link", "set", path.name, "master", bridge])
+    if made:  # containers may have outlived an earlier one; otherwise LXC is attaching what has no master, or it goes
+        for path in Path("/sys/class/net").glob(f"v{layout.lab_id}*"):
+            run(["ip", "link", "set", path.name, "master", bridge], ok=(0, 1))
     if not rules_stand(layout):
         run(["nft", "-f", "-"], stdin=rules(layout))
 

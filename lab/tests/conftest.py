@@ -102,7 +102,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxmox_api, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(proxmox_api, "SHOW_SECONDS", 0.3)
     monkeypatch.setattr(proxmox_api, "FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(proxmox_api, "PATIENCE_SECONDS", 5.0)
+    monkeypatch.setattr(proxmox_api, "PATIENCE_SECONDS", 60.0)
 
 
 @pytest.fixture

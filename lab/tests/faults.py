@@ -119,7 +119,7 @@ def run(server: Server, wanted: dict[str, str] | None = None, *, check: bool = F
     layout = server.layout
     access = Access("127.0.0.1", server.pve.port, "root@pam", str(layout.ca), password=PASSWORD)
     container = Container(Session(access, "llm01"), "pve1", 101)
-    container.task_seconds = 5
+    container.task_seconds = 60
     return ensure(container, Request(wanted=wanted or WANTED, allow_restart=True, **request), check=check)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
 from fakepve.model import TaskError
 
+from pivot.pve import proxmox_api
 from pivot.pve.proxmox_api import Access, ApiError, Container, Session
 from pivot.pve.proxmox_ensure import Request, ensure
 
@@ -60,27 +61,27 @@ def test_a_creation_survives_what_passes(
 
 
 REFUSED = [
-    ("POST", CREATE, answered(500, "cluster not ready - no quorum?"), 99, "PVE-NO-QUORUM"),
-    ("POST", CREATE, answered(595, "No route to host"), 99, "PVE-NODE-OFFLINE"),
-    ("POST", CREATE, answered(500, "internal error"), 99, "PVE-REFUSED"),
+    ("POST", CREATE, answered(500, "cluster not ready - no quorum?"), "PVE-NO-QUORUM"),
+    ("POST", CREATE, answered(595, "No route to host"), "PVE-NODE-OFFLINE"),
+    ("POST", CREATE, answered(500, "internal error"), "PVE-REFUSED"),
     (
         "POST",
         CREATE,
         answered(403, "Permission check failed (/storage/ct, Datastore.AllocateSpace)"),
-        99,
         "PVE-FORBIDDEN",
     ),
-    ("POST", START, answered(500, LOCKED), 99, "PVE-LOCKED"),
-    ("GET", "/status", reset, 99, "PVE-UNREACHABLE"),
+    ("POST", START, answered(500, LOCKED), "PVE-LOCKED"),
+    ("GET", "/status", reset, "PVE-UNREACHABLE"),
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "fault", "times", "code"), REFUSED)
+@pytest.mark.parametrize(("method", "path", "fault", "code"), REFUSED)
 def test_a_creation_that_cannot_be_says_so_and_a_re_run_converges(
-    server: Server, faults: Faults, method: str, path: str, fault: Any, times: int, code: str
+    server: Server, faults: Faults, monkeypatch: pytest.MonkeyPatch, method: str, path: str, fault: Any, code: str
 ) -> None:
-    faults.plan(method, path, fault, times)
-    with pytest.raises(ApiError) as caught:
+    faults.plan(method, path, fault, times=99)
+    with monkeypatch.context() as patched, pytest.raises(ApiError) as caught:
+        patched.setattr(proxmox_api, "PATIENCE_SECONDS", 1.0)  # it is waited out
         run(server)
     assert caught.value.finding.code == code
     settled(server)
@@ -120,10 +121,10 @@ def test_a_task_that_warns_is_a_success_that_says_so(server: Server, faults: Fau
 def test_an_endless_task_ends_the_run_and_not_the_container(
     server: Server, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = server.backend.create
+    create, seen = server.backend.create, threading.Event()
 
     def slow(*given: Any) -> None:
-        time.sleep(1.5)
+        seen.wait(60)
         create(*given)
 
     with monkeypatch.context() as patched:
@@ -133,6 +134,7 @@ def test_an_endless_task_ends_the_run_and_not_the_container(
         container.task_seconds = 0.3
         with pytest.raises(ApiError) as caught:
             ensure(container, Request(wanted=WANTED), check=False)
+        seen.set()
         assert caught.value.finding.code == "PVE-TIMEOUT"
         settled(server)  # it waits for the task that still works
 

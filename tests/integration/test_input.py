@@ -85,6 +85,7 @@ systemctl show sglang -P InvocationID -P NRestarts
 find /etc/sglang /etc/systemd/system /usr/local/lib/sglang /opt/sglang /models -maxdepth 3 \
   \( -type d -printf '%p\n' -o -printf '%p %T@ %l\n' \) | sort
 ls -d /opt/pivot-probe /var/lib/pivot-probe /var/tmp/pivot-bundle-* /opt/other 2>/dev/null
+echo looked
 """
 
 
@@ -96,7 +97,9 @@ def unchanged(deployed, lab, host):
 
     def state():
         trust = (ROOT / ".lab/ssh/known_hosts").read_text()
-        return host.run("bash -s", stdin=STATE, check=False), existing(lab), started.pid("ct101"), trust
+        there = host.run("bash -s", stdin=STATE)
+        assert there.endswith("looked\n")
+        return there, existing(lab), started.pid("ct101"), trust
 
     before = state()
     yield

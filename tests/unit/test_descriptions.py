@@ -370,7 +370,7 @@ def test_every_known_fault_says_where_it_is_from():
 
 def real_wheel(version, place):
     """The real wheel of a version: of the wheelhouse, or fetched when PIVOT_SOAK is set; None otherwise."""
-    for path in sorted(ROOT.glob(f".cache/wheelhouse/*/wheels/sglang-{version}-*.whl")):
+    for path in sorted(ROOT.glob(f".cache/wheelhouse/[!.]*/wheels/sglang-{version}-*.whl")):
         return path
     if not os.environ.get("PIVOT_SOAK"):
         return None

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pivot.logs.evidence import Facts, read
 from . import test_logs_read as known
 from .test_diagnosis import FINE, SCHEDULER, SERVER
 
+SOAK = bool(os.environ.get("PIVOT_SOAK"))
 DATA = Path(__file__).parent / "data/logs"
 RECORDED = b"".join(path.read_bytes() for path in sorted(DATA.glob("*.log")))
 LINES = [line for line in (RECORDED + known.B17.encode() + known.NCCL.encode()).split(b"\n") if line]
@@ -27,7 +29,11 @@ LINES += [
     b"2026-11-29T10:00:00.000+0000 h systemd[1]: Starting sglang.service - x",
 ]
 QUICK = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    deadline=None,
+    max_examples=60,
+    derandomize=not SOAK,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +192,7 @@ def test_a_killed_process_loses_nothing_that_was_written_before(tmp_path: Path) 
 def test_a_process_that_ends_writes_what_still_waits(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from pivot_probe.record import Recorder; "
+        "from pivot_probe import record; record.FAREWELL = 60.0; "
         "from pivot_probe.settings import Settings; recorder = Recorder(Settings(Path(sys.argv[1]))); "
         "[recorder.write('fc') for _ in range(300)]"
     )
@@ -261,13 +262,14 @@ def test_recording_ends_by_itself_at_the_time_that_was_set(
     probe: Any, record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe.record, "PATIENCE", 0.02)
-    until = time.time() + 1
+    now, until = [time.time()], time.time() + 60
+    clock = SimpleNamespace(time=lambda: now[0], sleep=time.sleep, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(probe.record, "time", clock)
     recorder = record(until=until)
     assert recorder.write("before") == 1
-    deadline = time.monotonic() + 10
-    while not recorder.ended and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert time.time() >= until
+    recorder.flush()
+    now[0] = until
+    recorder._thread.join(30)
     assert recorder.write("after") == 0
     first, last = written(tmp_path)
     assert (first["point"], last["point"], last["n"]) == ("before", "end", 2)
@@ -275,8 +277,10 @@ def test_recording_ends_by_itself_at_the_time_that_was_set(
 
 
 def test_a_time_that_is_past_records_nothing(record: Any, tmp_path: Path) -> None:
-    assert record(until=time.time() - 1).write("fc") == 0
-    assert all(entry["point"] == "end" for entry in written(tmp_path))
+    recorder = record(until=time.time() - 1)
+    assert recorder.write("fc") == 0
+    recorder._thread.join(30)
+    assert [entry["point"] for entry in written(tmp_path)] == ["end"]
 
 
 # --- failures

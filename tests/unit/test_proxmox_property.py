@@ -1,5 +1,6 @@
 """Any wanted configuration against any actual one: what the plan sends makes them agree, and a second plan is empty."""
 
+import os
 from typing import Any
 
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from pivot.pve import proxmox
 from pivot.pve.proxmox_values import DEFAULTS, family, normalised, parse_properties, to_send
 
+SOAK = bool(os.environ.get("PIVOT_SOAK"))
 FLAGS = st.sampled_from(["0", "1"])
 
 
@@ -61,7 +63,7 @@ def kept(key: str, value: str, before: str) -> str:
     return value + "\n" if key == "description" else value
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, derandomize=not SOAK, database=None)
 @given(wanted=WANTED, actual=WANTED)
 def test_what_is_sent_makes_them_agree_and_nothing_else_is_sent(wanted: dict[str, str], actual: dict[str, str]) -> None:
     current = {key: kept(key, value, "") for key, value in actual.items() if value}
@@ -82,7 +84,7 @@ def test_what_is_sent_makes_them_agree_and_nothing_else_is_sent(wanted: dict[str
         assert parse_properties("net0", after["net0"])["hwaddr"] == parse_properties("net0", current["net0"])["hwaddr"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=not SOAK, database=None)
 @given(wanted=WANTED)
 def test_a_container_that_was_just_made_needs_nothing(wanted: dict[str, str]) -> None:
     made = {key: kept(key, value, "") for key, value in proxmox.to_create(wanted).items()}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pivot.pve import proxmox_raw
 from pivot.pve.proxmox_raw import Edits, answered, edits, findings, parsed
 
+SOAK = bool(os.environ.get("PIVOT_SOAK"))
 SCRIPT = Path(__file__).parents[2] / "roles/proxmox_container/files/raw_lines.py"
 MEMLOCK = ("lxc.prlimit.memlock", "unlimited")
 MOUNT = ("lxc.mount.entry", "/dev/x dev/x none bind,optional,create=file")
@@ -343,7 +344,7 @@ RAW = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=not SOAK, database=None)
 @given(head=LINES, tail=SECTIONS, remove=RAW, add=RAW)
 def test_for_any_file_and_any_edits(head: list[str], tail: list[str], remove: Any, add: Any) -> None:
     spec = importlib.util.spec_from_file_location("raw_lines", SCRIPT)

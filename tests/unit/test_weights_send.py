@@ -173,7 +173,10 @@ def test_what_another_attempt_would_not_change(place: Path, complaint: str, sent
 
 def test_the_sender_outlives_the_group_that_began_it(place: Path) -> None:
     (place.parent / "src/a").write_bytes(b"abc")
-    argv = [*script(place, 'sleep 1.5; rsync "$@"'), *sends(place)[0]["argv"][1:]]
+    argv = [
+        *script(place, 'until [ -e "$(dirname "$0")/go" ]; do sleep 0.05; done; rsync "$@"'),
+        *sends(place)[0]["argv"][1:],
+    ]
     given = sends(place, argv, names=("a",))
     code = (
         "import time; from pathlib import Path; from pivot.checkpoints import weights_send; "
@@ -187,6 +190,7 @@ def test_the_sender_outlives_the_group_that_began_it(place: Path) -> None:
     play.wait()
     play.stdout.close()
     assert weights_send.alive(place)
+    Path(argv[0]).with_name("go").touch()
     assert ended(place)["ended"] == "ok"
     assert (place.parent / "dst/a").read_bytes() == b"abc"
 

@@ -13,6 +13,8 @@ from pivot.experiments import experiment
 from pivot.wirings import wiring
 from pivot.wirings.records import parse
 
+from .test_project import tracked
+
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = yaml.safe_load((ROOT / "lab/faults/rows.yml").read_text())["rows"]
 CHANGES = {"config", "weights", "target", "flags", "environment", "fault", "contract", "least"}
@@ -70,6 +72,6 @@ def test_an_answer_that_differs_from_the_table_is_wrong(bench: ModuleType) -> No
 def test_the_fault_plugin_is_nowhere_in_the_product() -> None:
     pattern = re.compile("lab.broken.engine", re.IGNORECASE)
     places = ("src", "roles", "playbooks", "plugins", "probe", "inventory", "requirements", "templates")
-    texts = [path for place in places for path in (ROOT / place).rglob("*") if path.is_file()]
+    texts = tracked(*places)
     assert len(texts) > 100
     assert [path for path in texts if pattern.search(path.read_bytes().decode(errors="replace"))] == []
