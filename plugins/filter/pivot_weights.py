@@ -100,9 +100,11 @@ def transfer(step: weights.Step, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @sentences
-def pruning(root: str, keep: Sequence[str], sets: Sequence[str], remove: Sequence[str]) -> str:
-    """The argument of weights_prune.py."""
-    return weights.host_arguments("prune", root, [], keep=list(keep), sets=list(sets), remove=list(remove))
+def pruning(settings: Mapping[str, Any], remove: Sequence[str]) -> str:
+    """The argument of weights_prune.py. settings: root, models, keep, sets."""
+    paths = {item.key: list(item.paths) for item in weights.want(settings["models"]) if item.paths}
+    keep, sets = list(settings["keep"]), list(settings["sets"])
+    return weights.host_arguments("prune", settings["root"], [], keep=keep, sets=sets, paths=paths, remove=list(remove))
 
 
 @sentences

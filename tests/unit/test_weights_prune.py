@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from pivot.checkpoints import weights_prune
 
-from .weights_host import FILES
+from .test_manifest import GOOD_MANIFEST
+from .weights_host import FILES, filters
 
 SCRIPT = (FILES / "weights_prune.py").read_text()
 OLD, NEW = "lab/toy@r1", "lab/toy@r2"
@@ -19,9 +21,13 @@ OLD, NEW = "lab/toy@r1", "lab/toy@r2"
 
 def report(**users: list[str]) -> dict[str, Any]:
     releases = {
-        name: {"bytes": 2 * 10**9, "users": users.get(name.split("@")[1], []), "sets": []} for name in (OLD, NEW)
+        name: {"bytes": 2 * 10**9, "users": users.get(name.split("@")[1], []), "links": [], "sets": []}
+        for name in (OLD, NEW)
     }
-    left = {name: {"bytes": 5, "users": [], "sets": []} for name in ("lab/toy@.incoming-r2", "lab/toy@.replaced-r1-77")}
+    left = {
+        name: {"bytes": 5, "users": [], "links": [], "sets": []}
+        for name in ("lab/toy@.incoming-r2", "lab/toy@.replaced-r1-77")
+    }
     return {"releases": releases, "leftovers": left}
 
 
@@ -78,6 +84,19 @@ def test_what_has_to_stay_is_a_finding(name: str, users: dict[str, list[str]], m
     assert made.remove == ()
 
 
+@pytest.mark.parametrize(
+    ("links", "reason"),
+    [([NEW], f"{NEW} links to it"), ([NEW, "lab/toy@r3"], f"{NEW}, lab/toy@r3 link to it")],
+)
+def test_what_another_release_links_to_stays(links: list[str], reason: str) -> None:
+    linked = report(r1=["process 7 (python)"])
+    linked["releases"][OLD]["links"] = links
+    made = weights_prune.decide([NEW], linked, [OLD], "infer1")
+    assert f"{OLD}: stays, {reason}" in made.lines
+    assert made.remove == ()
+    assert made.findings[0].message == f"{OLD} stays: {reason}"
+
+
 def test_nothing_can_go() -> None:
     made = weights_prune.decide([NEW], report(r1=["/etc/sglang/launch.yaml"]), [], "infer1")
     assert made.removable == {"lab/toy@.replaced-r1-77": 5}
@@ -106,8 +125,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def run(root: Path, keep: list[Path], *names: str, sets: str = "/nothing") -> dict[str, Any]:
-    argument = json.dumps({"root": str(root), "keep": list(map(str, keep)), "sets": [sets], "remove": names})
+def run(
+    root: Path, keep: list[Path], *names: str, sets: str = "/nothing", paths: Mapping[str, list[str]] = {}
+) -> dict[str, Any]:
+    lists = {"keep": list(map(str, keep)), "sets": [sets], "remove": names}
+    argument = json.dumps({"root": str(root), **lists, "paths": paths})
     line = [sys.executable, "-I", "-", argument]
     done = subprocess.run(line, input=SCRIPT, capture_output=True, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -119,7 +141,7 @@ def test_listing_changes_nothing(root: Path) -> None:
     found = run(root, [])
     assert list(found["releases"]) == [OLD, NEW]
     assert list(found["leftovers"]) == ["lab/toy@.replaced-r0-7"]
-    assert found["releases"][NEW] == {"bytes": pytest.approx(100_000, abs=8192), "users": [], "sets": []}
+    assert found["releases"][NEW] == {"bytes": pytest.approx(100_000, abs=8192), "users": [], "links": [], "sets": []}
     assert found["releases"][OLD]["bytes"] == 0  # another name keeps the file
     assert found["removed"] == []
     assert sorted(map(str, root.rglob("*"))) == before
@@ -182,3 +204,34 @@ def test_links_to_a_holder_go_and_the_holder_stays(root: Path, tmp_path: Path) -
     (root / "lab/toy/r2/model.safetensors").symlink_to(holder)
     assert run(root, [], NEW)["removed"] == [NEW]
     assert holder.exists()
+
+
+def test_a_release_that_another_links_to_stays(root: Path, tmp_path: Path) -> None:
+    base, alias = root / "lab/toy", tmp_path / "alias"
+    alias.symlink_to(root)
+    (base / "r2/sub").mkdir()
+    for at, leads in [("model.safetensors", alias / "lab/toy/r1/model.safetensors"), ("sub/x", Path("../../r1/same"))]:
+        (base / "r2" / at).unlink(missing_ok=True)
+        (base / "r2" / at).symlink_to(leads)
+        found = run(root, [], OLD)
+        assert (found["removed"], found["releases"][OLD]["links"]) == ([], [NEW])
+        (base / "r2" / at).unlink()
+    assert (base / "r1/model.safetensors").exists()
+    (base / "r1/own").symlink_to("same")
+    assert run(root, [], OLD)["removed"] == [OLD]
+
+
+def test_a_path_of_a_wanted_model_stays_before_anything_links_to_it(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(root)
+    for path in (f"{root}/lab/toy/r1", f"{tmp_path}/alias/lab/toy/r1"):
+        found = run(root, [], OLD, paths={"lab/toy@r9": [path]})
+        assert (found["removed"], found["releases"][OLD]["links"]) == ([], ["lab/toy@r9"])
+
+
+def test_what_the_host_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "toy.json").write_text(json.dumps(GOOD_MANIFEST))
+    entry = {"repository": "lab/toy", "revision": "r1", "manifest": str(tmp_path / "toy.json")}
+    given = {"root": "/models", "models": [{**entry, "paths": ["/mnt/toy"]}], "keep": ["/etc/x"], "sets": ["/var/x"]}
+    asked = json.loads(filters()["pivot_weights_pruning"](given, [OLD]))
+    assert asked["paths"] == {"lab/toy@r1": ["/mnt/toy"]}
+    assert (asked["keep"], asked["sets"], asked["remove"]) == (["/etc/x"], ["/var/x"], [OLD])

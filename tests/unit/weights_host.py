@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -53,6 +54,12 @@ atexit.register(lambda: os.write(os.open(str(here / "operations"), os.O_WRONLY |
 sys.addaudithook(count)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+
+
+def filters() -> dict[str, Any]:
+    """The filters of plugins/filter/pivot_weights.py by name, as Ansible loads them."""
+    path = FILES.parents[2] / "plugins/filter/pivot_weights.py"
+    return dict(runpy.run_path(str(path))["FilterModule"]().filters())
 
 
 def content(seed: int, size: int) -> bytes:

@@ -1,10 +1,11 @@
 """Releases on a host that nobody needs: list them with what they occupy and who uses them, or remove some.
 
 Standard library only, Python 3.9 or later. Usage: weights_prune.py ARGUMENTS: a JSON object with `root`, `keep` (files
-and directories whose texts and links name what is wanted), `sets` (the same for what a rollback may come back to) and
-`remove` (repository@revision, empty to list). One JSON object is printed: `free_bytes`, and `releases` and `leftovers`
-by name, with `bytes` that their removal frees, `users` and `sets`. What has users when it comes to be removed stays; a
-set that may come back is only told. To remove, it is run under flock on <root>/.lock.
+and directories whose texts and links name what is wanted), `sets` (the same for what a rollback may come back to),
+`paths` (from which wanted releases are linked, by repository@revision) and `remove` (repository@revision, empty to
+list). One JSON object is printed: `free_bytes`, and `releases` and `leftovers` by name, with `bytes` that their removal
+frees, `users`, `links` (releases that link to it) and `sets`. What has users or links when it comes to be removed
+stays; a set that may come back is only told. To remove, it is run under flock on <root>/.lock.
 """
 
 import contextlib
@@ -84,6 +85,21 @@ def settings(keep: List[str]) -> Dict[str, Set[str]]:
     return seen
 
 
+def target(link: Path) -> str:
+    """Where a link leads, one step of it, by the path that the kernel gives it."""
+    leads = os.path.join(str(link.parent), os.readlink(str(link)))
+    return os.path.join(os.path.realpath(os.path.dirname(leads)), os.path.basename(leads))
+
+
+def linking(root: Path, paths: Dict[str, List[str]]) -> Dict[str, Set[str]]:
+    """Where the links of releases lead, and from where the wanted ones are linked, by release."""
+    leads = {name: {os.path.realpath(path) for path in given} for name, given in paths.items()}
+    for name, directory in found(root):
+        if not directory.name.startswith(HIDDEN):
+            leads.setdefault(name, set()).update(target(path) for path in directory.rglob("*") if path.is_symlink())
+    return leads
+
+
 def users(directory: Path, named: Dict[str, Set[str]]) -> List[str]:
     """Who names a directory or something in it, by its path or by the one that the kernel gives it."""
     places = map(re.escape, {str(directory), os.path.realpath(str(directory))})
@@ -106,15 +122,18 @@ def main() -> None:
     arguments: Dict[str, Any] = json.loads(sys.argv[1])
     root = Path(arguments["root"])
     named, sets = {**processes(), **settings(arguments["keep"])}, settings(arguments["sets"])
+    leads = linking(root, arguments["paths"])
     result: Dict[str, Any] = {"releases": {}, "leftovers": {}, "removed": []}
     for name, directory in found(root):
         using = users(directory, named)
-        if name in arguments["remove"] and not using:
+        links = users(directory, {other: leads[other] for other in leads if other != name})
+        if name in arguments["remove"] and not using and not links:
             remove(directory)
             result["removed"].append(name)
             continue
         group = "leftovers" if directory.name.startswith(HIDDEN) else "releases"
-        result[group][name] = {"bytes": freed(directory), "users": using, "sets": users(directory, sets)}
+        needed = {"users": using, "links": links, "sets": users(directory, sets)}
+        result[group][name] = {"bytes": freed(directory), **needed}
     space = os.statvfs(str(root)) if root.is_dir() else None
     result["free_bytes"] = space.f_bavail * space.f_frsize if space else 0
     print(json.dumps(result))

@@ -10,7 +10,7 @@ from typing import Any
 from pivot.checkpoints.progress import gigabytes
 from pivot.findings import Finding, Severity
 
-SHOWN = 3  # users of a release
+SHOWN = 3  # users of a release, or others that link to it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def decide(wanted: Sequence[str], report: Mapping[str, Any], confirmed: Sequence
     removable: dict[str, int] = {}
     kept: dict[str, str] = {}
     for name, found in [*sorted(report["releases"].items()), *sorted(report["leftovers"].items())]:
-        reason = _reason(name, wanted, found["users"])
+        reason = _reason(name, wanted, found)
         size = gigabytes(found["bytes"])
         if reason:
             kept[name] = reason
@@ -54,12 +54,17 @@ def decide(wanted: Sequence[str], report: Mapping[str, Any], confirmed: Sequence
     return Pruning(tuple(lines), removable, tuple(name for name in removable if name in confirmed), tuple(findings))
 
 
-def _reason(name: str, wanted: Sequence[str], users: Sequence[str]) -> str:
+def _reason(name: str, wanted: Sequence[str], found: Mapping[str, Any]) -> str:
     """Why a release stays; empty when it can go."""
     if any(name == key or _left_of(name) == key for key in wanted):
         return "the inventory wants it"
-    more = f" and {len(users) - SHOWN} more" if len(users) > SHOWN else ""
-    return f"used by {', '.join(users[:SHOWN])}{more}" if users else ""
+    if found["links"]:
+        return f"{_some(found['links'])} {'link' if len(found['links']) > 1 else 'links'} to it"
+    return f"used by {_some(found['users'])}" if found["users"] else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _left_of(name: str) -> str:
