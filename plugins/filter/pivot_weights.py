@@ -34,6 +34,12 @@ def us() -> str:
 
 
 @sentences
+def root_of(setting: str) -> str:
+    """The directory that model_weights_root names, in the one spelling that the role uses."""
+    return weights.root_of(setting)
+
+
+@sentences
 def looking(models: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], job: str) -> str:
     """The argument of the gather task: what the host is asked about. settings: root, run, verify; job: this run's."""
     wanted = [item.for_host() for item in weights.want(models)]
@@ -128,6 +134,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Names as the role uses them."""
         return {
+            "pivot_weights_root": root_of,
             "pivot_weights_looking": looking,
             "pivot_weights_plan": plan,
             "pivot_weights_destination": destination,

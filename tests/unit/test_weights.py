@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from pivot.checkpoints.weights import Action, Wanted
 from pivot.findings import Severity
 
 from .test_manifest import GOOD_MANIFEST
+from .weights_host import FILES as HOST_FILES
+from .weights_host import filters
 
 US = "ann@laptop:/src"
 
@@ -26,8 +29,8 @@ def entry(tmp_path: Path, **change: Any) -> dict[str, Any]:
 
 def test_wanted_models_are_loaded(tmp_path: Path) -> None:
     assert [item.key for item in weights.want([entry(tmp_path)])] == ["lab/toy@r1"]
-    (item,) = weights.want([entry(tmp_path, source=None, hub=True, paths=["/mnt/toy"])])
-    assert (item.source, item.hub, item.paths) == ("", True, ("/mnt/toy",))
+    (item,) = weights.want([entry(tmp_path, source=None, hub=True, paths=["/mnt/toy", "//mnt//toys/"])])
+    assert (item.source, item.hub, item.paths) == ("", True, ("/mnt/toy", "/mnt/toys"))
 
 
 @pytest.mark.parametrize(
@@ -362,7 +365,18 @@ def test_argument_of_the_host(wanted: Wanted) -> None:
         weights.host_arguments("look", "/models", [wanted.for_host()] * 1000)
 
 
-@pytest.mark.parametrize("root", ["", "models", "/", "/srv/../etc", "~/models"])
-def test_root_has_to_be_plain(wanted: Wanted, root: str) -> None:
+@pytest.mark.parametrize("root", ["", "models", "/", "//", "/srv/../etc", "~/models"])
+def test_root_has_to_be_below_the_top(root: str) -> None:
     with pytest.raises(WeightsError, match="model_weights_root is"):
-        weights.host_arguments("look", root, [wanted.for_host()])
+        weights.root_of(root)
+
+
+@pytest.mark.parametrize("root", ["/srv/models", "/srv/models/", "//srv//models", "/srv/./models//"])
+def test_root_has_one_spelling(root: str) -> None:
+    assert weights.root_of(root) == "/srv/models"
+    assert filters()["pivot_weights_root"](root) == "/srv/models"
+
+
+def test_the_role_uses_that_spelling_alone() -> None:
+    tasks = {path.name: path.read_text() for path in (HOST_FILES.parent / "tasks").glob("*.yml")}
+    assert [name for name, text in tasks.items() if re.search(r"\bmodel_weights_root", text)] == []

@@ -105,7 +105,7 @@ def test_nothing_can_go() -> None:
 
 
 def test_paths_of_settings_name_releases() -> None:
-    paths = ["/models/lab/toy/r1", "", "/opt/x", "/models/toy/r2"]
+    paths = ["/models/lab/toy/r1", "", "/opt/x", "//models//toy/r2/"]
     assert weights_prune.keys(paths, "/models") == ["lab/toy@r1", "toy@r2"]
 
 
@@ -182,6 +182,9 @@ def test_a_release_is_found_in_use_below_a_linked_root_and_by_its_whole_name(roo
         assert run(link, [settings])["releases"][OLD]["users"] == [str(settings)]
         settings.write_text(f"model-path: {path}/lab/toy/r10\n")
         assert run(link, [settings])["releases"][OLD]["users"] == []
+    for doubled in (f"{root}//lab/toy/r1", f"{root}/lab/.//toy//r1/"):
+        settings.write_text(f"model-path: {doubled}\n")
+        assert run(root, [settings], OLD)["releases"][OLD]["users"] == [str(settings)]
     settings.write_text(f"model-path: {root}/lab/toy/r1/model.safetensors\n")
     assert run(root, [settings])["releases"][OLD]["users"] == [str(settings)]
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from pivot.checkpoints import weights
 from pivot.checkpoints.weights import Action
 
+from .test_manifest import GOOD_MANIFEST
 from .weights_host import FILES, TOY, US, Host, flip, toy, write_files
 
 
@@ -265,6 +267,17 @@ def test_a_path_is_verified_and_linked_and_never_written(held: Host) -> None:
     assert (held.release / "config.json").readlink() == holder / "config.json"
     assert held.converge() == []
     assert look_of_tree(holder) == before
+
+
+def test_a_path_that_is_written_with_more_slashes_is_linked_once(tmp_path: Path) -> None:
+    manifest, holder = tmp_path / "toy.json", write_files(tmp_path / "mnt/toy", TOY)
+    pins = {name: {"sha256": pin.sha256, "size": pin.size} for name, pin in toy().manifest.files.items()}
+    manifest.write_text(json.dumps({**GOOD_MANIFEST, "files": pins}))
+    entry = {"repository": "lab/toy", "revision": "r1", "manifest": str(manifest), "paths": [f"{tmp_path}//mnt/toy/"]}
+    host = Host(tmp_path, wanted=weights.want([entry])[0])
+    assert host.converge() == ["verify", "publish"]
+    assert (host.release / "config.json").readlink() == holder / "config.json"
+    assert host.converge() == []
 
 
 def test_a_change_in_the_path_is_seen(held: Host) -> None:

@@ -101,8 +101,12 @@ def linking(root: Path, paths: Dict[str, List[str]]) -> Dict[str, Set[str]]:
 
 
 def users(directory: Path, named: Dict[str, Set[str]]) -> List[str]:
-    """Who names a directory or something in it, by its path or by the one that the kernel gives it."""
-    places = map(re.escape, {str(directory), os.path.realpath(str(directory))})
+    """Who names a directory or something in it, by its path or by the one that the kernel gives it.
+
+    Who wrote the path may have doubled a slash, as a root that ends with one does.
+    """
+    parts = [path.split("/") for path in {str(directory), os.path.realpath(str(directory))}]
+    places = [r"/(?:\.?/)*".join(map(re.escape, names)) for names in parts]
     naming = re.compile(f"(?:{'|'.join(places)})(?![A-Za-z0-9])")  # r1 is not r10
     return sorted(who for who, texts in named.items() if any(naming.search(text) for text in texts))
 

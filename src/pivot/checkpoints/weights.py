@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -62,6 +63,19 @@ class Wanted:
         }
 
 
+def plain(path: str) -> str:
+    """A path as the host-side files write it: without doubled or trailing slashes."""
+    return str(PurePosixPath(re.sub("^/+", "/", path)))
+
+
+def root_of(root: str) -> str:
+    """model_weights_root as all of the role uses it: names of runs and texts that are searched for hold it."""
+    place = PurePosixPath(plain(root))
+    if not place.is_absolute() or ".." in place.parts or place == PurePosixPath("/"):
+        raise WeightsError(f"model_weights_root is {root!r}, it has to be an absolute path below /, without '..'")
+    return str(place)
+
+
 def want(models: Sequence[Mapping[str, Any]]) -> list[Wanted]:
     """Load the manifests of `model_weights_models`, and check that each is the one that was pinned."""
     wanted: list[Wanted] = []
@@ -70,7 +84,7 @@ def want(models: Sequence[Mapping[str, Any]]) -> list[Wanted]:
         missing = [key for key in ("repository", "revision", "manifest") if not model.get(key)]
         if missing:
             raise WeightsError(f"{where}: {', '.join(missing)} missing")
-        source, paths = str(model.get("source") or ""), tuple(map(str, model.get("paths") or ()))
+        source, paths = str(model.get("source") or ""), tuple(plain(str(path)) for path in model.get("paths") or ())
         named = [("manifest", str(model["manifest"])), ("source", source), *(("paths", path) for path in paths)]
         for key, value in named:
             if value and (not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts):
@@ -166,9 +180,6 @@ def digest_of(root: str) -> str:
 
 def host_arguments(action: str, root: str, models: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """The one argument of files/weights_state.py: a JSON object, small enough for a command line."""
-    place = PurePosixPath(root)
-    if not place.is_absolute() or ".." in place.parts or place == PurePosixPath("/"):
-        raise WeightsError(f"model_weights_root is {root!r}, it has to be an absolute path below /, without '..'")
     text = json.dumps({"action": action, "root": root, "models": list(models), **options}, separators=(",", ":"))
     if len(text.encode()) > LONGEST_ARGUMENT:
         raise WeightsError(

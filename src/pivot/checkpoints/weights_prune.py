@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pivot.checkpoints.progress import gigabytes
+from pivot.checkpoints.weights import plain
 from pivot.findings import Finding, Severity
 
 SHOWN = 3  # users of a release, or others that link to it
@@ -25,7 +26,7 @@ class Pruning:
 
 def keys(paths: Sequence[str], root: str) -> list[str]:
     """The releases that paths of settings name, as repository@revision; paths elsewhere are none."""
-    places = [PurePosixPath(path) for path in paths if path]
+    places = [PurePosixPath(plain(path)) for path in paths if path]
     inside = [place.relative_to(root) for place in places if place.is_relative_to(root)]
     return [f"{place.parent}@{place.name}" for place in inside]
 
