@@ -6,12 +6,15 @@ import importlib.util
 import json
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 from pivot.program import program
 
@@ -185,6 +188,18 @@ def test_a_release_is_in_use_below_a_linked_root_too(root, tmp_path_factory):
     mapped.write_bytes(bytes(4096))
     with mapped.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
         assert state.in_use(str(link)) == ["one"]
+
+
+@pytest.mark.parametrize("setting", ["/opt/sglang", "/opt/sglang/", "//opt//sglang", "/opt/./x/../sglang//"])
+def test_the_role_has_one_spelling_of_the_root(setting):
+    """`venv` writes that one into scripts, and `finish` looks for it."""
+    loader, role = DataLoader(), FILES.parent
+    known = loader.load_from_file(str(role / "vars/main.yml"), trusted_as_template=True)
+    known |= {"sglang_engine_root": setting, "__sglang_engine_release": {"id": "one"}}
+    templar = Templar(loader=loader, variables=known)
+    assert templar.template(known["__sglang_engine_building"]) == "/opt/sglang/building/one"
+    texts = {path.name: path.read_text() for path in (role / "tasks").glob("*.yml")}
+    assert [name for name, text in texts.items() if re.search(r"\bsglang_engine_root", text)] == []
 
 
 def test_finish_rewrites_paths_and_modes(tmp_path):
