@@ -255,7 +255,12 @@ def test_prepare_clears_what_an_interrupted_build_left_and_ends_its_processes(ro
     assert change.prepare(arguments) == {"ended": [], "removed": []}
 
 
-def test_prepare_ends_what_still_receives_for_a_killed_run(root):
+@pytest.mark.parametrize("linked", [False, True])
+def test_prepare_ends_what_still_receives_for_a_killed_run(root, linked, tmp_path_factory):
+    if linked:
+        link = tmp_path_factory.mktemp("opt") / "sglang"
+        link.symlink_to(root)
+        root = link
     incoming, shared = root / "incoming/x", root / "wheels/x"
     arguments = {"root": str(root), "incoming": str(incoming), "shared": str(shared), "log": str(root / "one.log")}
     change.prepare(arguments)

@@ -392,8 +392,13 @@ def test_our_own_lock_is_not_anothers(host: Host) -> None:
         assert host.plan().findings == ()
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
-def test_what_still_receives_for_a_killed_run_is_ended(host: Host, stubborn: bool) -> None:
+@pytest.mark.parametrize(("stubborn", "linked"), [(False, False), (True, False), (False, True)])
+def test_what_still_receives_for_a_killed_run_is_ended(
+    host: Host, stubborn: bool, linked: bool, tmp_path: Path
+) -> None:
+    if linked:
+        (tmp_path / "volume").mkdir()
+        host.root.symlink_to(tmp_path / "volume")
     (step,) = host.plan().of(Action.PUBLISH)
     host.run("prepare", step.for_host())
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"

@@ -334,9 +334,10 @@ def look(arguments: Dict[str, Any]) -> Dict[str, Any]:
 def working_in(directory: Path) -> List[int]:
     """Ids of processes whose working directory this is: rsync works where it receives."""
     found = []
+    place = os.path.realpath(str(directory))  # as the kernel names it
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            if os.readlink(str(entry / "cwd")) == str(directory):
+            if os.readlink(str(entry / "cwd")) == place:
                 found.append(int(entry.name))
     return found
 

@@ -72,10 +72,10 @@ def end_processes(paths):
 def processes(paths):
     """Ids of other processes whose command line has an argument, or whose working directory is, below one of the paths.
 
-    The receiving rsync names its directory nowhere but works in it.
+    The receiving rsync names its directory nowhere but works in it: that one the kernel names, without links.
     """
     found = []
-    prefixes = tuple(os.fsencode(path) for path in paths)
+    prefixes = tuple(os.fsencode(name) for path in paths for name in (path, os.path.realpath(path) + os.sep))
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
