@@ -245,7 +245,9 @@ def test_prepare_clears_what_an_interrupted_build_left_and_ends_its_processes(ro
     (root / "logs" / "one.log").write_text("old")
     arguments = {"root": str(root), "incoming": str(root / "incoming" / "x"), "shared": ""}
     arguments["log"] = str(root / "logs" / "one.log")
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(leftover / "x")]) as process:
+    code = "import time; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(leftover / "x")], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()  # while it is being started, the kernel knows no arguments
         result = change.prepare(arguments)
         assert process.wait(timeout=5) < 0
     assert result == {"ended": [process.pid], "removed": ["one"]}
