@@ -133,6 +133,14 @@ def test_a_release_that_was_just_built_is_compared_file_by_file(root):
     assert run_state(root, path=str(path))["release"]["problems"] == [problem]
 
 
+def test_names_that_are_no_utf8_are_written_out(root):
+    (root / "releases/one/lib/python3.11/site-packages/sglang" / os.fsdecode(b"caf\xe9.py")).write_text("")
+    (root / "building" / os.fsdecode(b"caf\xe9")).mkdir(parents=True)
+    facts = run_state(root)
+    assert facts["release"]["problems"] == ["sglang: 1 files are not as published, e.g. sglang/caf\\xe9.py (added)"]
+    assert facts["leftovers"] == ["building/caf\\xe9"]
+
+
 def run_state(root, **changes):
     arguments = {"root": str(root), "python": sys.executable, "release": "one", "shared": ""} | changes
     command = [sys.executable, "-I", "-", json.dumps(arguments)]

@@ -189,6 +189,17 @@ def test_a_release_is_found_in_use_below_a_linked_root_and_by_its_whole_name(roo
     assert run(root, [settings])["releases"][OLD]["users"] == [str(settings)]
 
 
+def test_names_that_are_no_utf8_are_written_out(root: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    (root / f"lab/toy/.replaced-{odd}-7").mkdir()
+    (tmp_path / odd).write_text(f"{root}/lab/toy/r1")
+    found = run(root, [tmp_path / odd])
+    assert found["releases"][OLD]["users"] == [f"{tmp_path}/caf\\xe9"]
+    left = "lab/toy@.replaced-caf\\xe9-7"
+    assert left in found["leftovers"]
+    assert run(root, [], left)["removed"] == [left]
+
+
 def test_a_set_that_may_come_back_is_no_user(root: Path, tmp_path: Path) -> None:
     kept = tmp_path / "pivot/sglang/healthy.json"
     kept.parent.mkdir(parents=True)

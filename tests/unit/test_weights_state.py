@@ -237,6 +237,19 @@ def test_something_else_in_the_place_of_the_release(host: Host, tmp_path: Path) 
     assert (release(host.look())["state"], release(host.look())["kind"]) == ("foreign", "a symbolic link")
 
 
+def test_names_that_are_no_utf8_are_written_out(host: Host) -> None:
+    host.converge()
+    name = os.fsdecode(b"caf\xe9")
+    (host.release / name).mkdir(mode=0o700)
+    (host.release / name / "notes").write_text("…")
+    found = release(host.look())
+    assert (found["extra"], found["modes"]) == (["caf\\xe9/notes"], ["caf\\xe9"])
+    (finding,) = host.plan().findings
+    assert finding.fix == f"move {host.release}/caf\\xe9/notes elsewhere"
+    assert host.converge() == ["settle"]
+    assert (host.release / name).stat().st_mode & 0o777 == 0o755
+
+
 def test_errors_are_sentences(host: Host) -> None:
     host.root.write_text("a file where the root has to be")
     assert "where a directory has to be" in host.look()["error"]

@@ -30,10 +30,15 @@ def found(root: Path) -> Iterator[Tuple[str, Path]]:
     for record in sorted([*root.glob("*/.verified-*.json"), *root.glob("*/*/.verified-*.json")]):
         release = record.with_name(record.name[len(".verified-") : -len(".json")])
         if stat.S_ISDIR(mode_of(release)):
-            yield f"{release.parent.relative_to(root)}@{release.name}", release
+            yield printable(f"{release.parent.relative_to(root)}@{release.name}"), release
     for prefix in HIDDEN:
         for left in sorted([*root.glob(f"*/{prefix}*"), *root.glob(f"*/*/{prefix}*")]):
-            yield f"{left.parent.relative_to(root)}@{left.name}", left
+            yield printable(f"{left.parent.relative_to(root)}@{left.name}"), left
+
+
+def printable(text: str) -> str:
+    """The same with bytes that are no UTF-8, as names of files may hold, written out (caf\\xe9)."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def mode_of(path: Path) -> int:
@@ -79,9 +84,9 @@ def settings(keep: List[str]) -> Dict[str, Set[str]]:
         for path in [top, *top.rglob("*")]:
             with contextlib.suppress(OSError):  # it went meanwhile
                 if path.is_symlink():
-                    seen[str(path)] = {os.readlink(str(path))}
+                    seen[printable(str(path))] = {os.readlink(str(path))}
                 elif path.is_file() and path.stat().st_size <= LARGEST:
-                    seen[str(path)] = {path.read_text(errors="replace")}
+                    seen[printable(str(path))] = {path.read_text(errors="replace")}
     return seen
 
 

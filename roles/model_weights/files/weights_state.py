@@ -53,6 +53,15 @@ def sentence(error: OSError, root: str) -> str:
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
+def printable(value: Any) -> Any:
+    """The same with bytes that are no UTF-8, as names of files may hold, written out (caf\\xe9)."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {key: printable(item) for key, item in value.items()}
+    return [printable(item) for item in value] if isinstance(value, list) else value
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # what was hashed
 
@@ -509,7 +518,7 @@ def main() -> None:
         result = {"error": sentence(error, arguments["root"])}
         if arguments["action"] == "receive":
             sys.exit(result["error"])
-    print(json.dumps(result))
+    print(json.dumps(printable(result)))
 
 
 if __name__ == "__main__":

@@ -239,6 +239,15 @@ def inspect(path, every=False):
     return report
 
 
+def printable(value):
+    """The same with bytes that are no UTF-8, as names of files may hold, written out (caf\\xe9)."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {key: printable(item) for key, item in value.items()}
+    return [printable(item) for item in value] if isinstance(value, list) else value
+
+
 def main(arguments):
     """Print the state as JSON."""
     root = os.path.normpath(arguments["root"])
@@ -255,7 +264,7 @@ def main(arguments):
         "release": inspect(path, "path" in arguments) if os.path.isdir(path) else None,
         "leftovers": leftovers(root),
     }
-    print(json.dumps(state))
+    print(json.dumps(printable(state)))
 
 
 if __name__ == "__main__":
