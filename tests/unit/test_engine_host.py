@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
@@ -222,6 +223,27 @@ def test_finish_rewrites_paths_and_modes(tmp_path):
     assert (staging / "bin" / "binary").read_bytes() == b"\0" + os.fsencode(staging)
     assert (site / "sglang" / "a.py").stat().st_mode & 0o777 == 0o644
     assert (staging / "bin" / "tool").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_everybody_can_read_whatever_the_umask_of_root_is(tmp_path, hidden):
+    root = tmp_path / "opt/sglang"
+    folders = [root, *(root / name for name in ("releases", "building", "logs", "incoming"))]
+    for folder in folders if hidden else []:  # made by an earlier run
+        folder.mkdir(mode=0o700, parents=True)
+    arguments = {"verb": "prepare", "root": str(root), "incoming": str(root / "incoming/x"), "shared": ""}
+    argument = json.dumps({**arguments, "log": str(root / "logs/one.log")})
+    script = (FILES / "engine_release.py").read_text()
+    subprocess.run([sys.executable, "-I", "-", argument], input=script.encode(), check=True, umask=0o077)
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
+
+
+def test_modes_are_put_right_after_all_that_writes_into_a_release():
+    tasks = yaml.safe_load((FILES.parent / "tasks/install.yml").read_text())
+    writing = [number for number, task in enumerate(tasks) if "/bin/python" in str(task) or "venv" in str(task)]
+    (finish,) = [number for number, task in enumerate(tasks) if task["name"].startswith("Prepare the environment")]
+    assert len(writing) == 3
+    assert finish > max(writing)
 
 
 def publish(root, name):

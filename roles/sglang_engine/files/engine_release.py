@@ -21,7 +21,7 @@ GRACE = 10  # seconds that a leftover process gets to end by itself
 
 
 def prepare(arguments):
-    """Make the directories, end what an interrupted build still runs, remove what it left.
+    """Make the directories, for everybody to read, end what an interrupted build still runs, remove what it left.
 
     When a play is killed, pip, the compiler or the receiver of wheels goes on here; it must not write into the next
     attempt.
@@ -29,6 +29,7 @@ def prepare(arguments):
     root = arguments["root"]
     for path in [root] + [os.path.join(root, name) for name in ("releases", "building", "logs", "incoming")]:
         os.makedirs(path, mode=0o755, exist_ok=True)
+        set_mode(path)
     for path in filter(None, [arguments["incoming"], arguments["shared"]]):
         os.makedirs(path, mode=0o755, exist_ok=True)
     building = os.path.join(root, "building") + os.sep
@@ -194,6 +195,7 @@ def locked(root):
 
 def main(arguments):
     """Carry out one verb."""
+    os.umask(0o022)  # whatever root's is: servers are no root
     verbs = {"prepare": prepare, "finish": finish, "publish": publish, "link": link, "remove": remove, "tidy": tidy}
     try:
         os.makedirs(arguments["root"], mode=0o755, exist_ok=True)
