@@ -261,7 +261,7 @@ def test_the_inventory_describes_this_server() -> None:
     values = yaml.safe_load(inspect.examine("h1", host).inventory)
     table = descriptions.load("0.5.23")["flags"]
     counted = inspect.merged(inspect.config_flags(CONFIG), inspect.argv_flags(host["argv"], table), table)
-    again = {flag: values[variable] for flag, variable in inspect.OWN.items() if variable in values}
+    again = {flag: values[variable] for flag, variable in launch.RESERVED.items() if variable in values}
     again |= values["sglang_server_launch"]
     counted |= {"model-path": "/srv/chat/target", "api-key": "{{ vault_sglang_api_key }}"}
     assert again == counted

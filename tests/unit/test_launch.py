@@ -20,6 +20,7 @@ def test_good_settings_have_no_findings():
         ({"model_path": "x"}, "LAUNCH-NAME"),
         ({"--tp": 8}, "LAUNCH-NAME"),
         ({"api-key": "x"}, "LAUNCH-RESERVED"),
+        ({"nccl-port": 30002}, "LAUNCH-RESERVED"),  # the firewall would close the other port
         ({"tp": None}, "LAUNCH-NULL"),
         ({"enable-metrics": False}, "LAUNCH-FALSE"),
         ({"served-model-name": "a\nb"}, "LAUNCH-CONTROL"),

@@ -30,8 +30,6 @@ ALIASES = {
     "speculative-draft-model": "speculative-draft-model-path",
     "tensor-parallel-size": "tp-size",
 }
-# flags that become a variable of their own, or that only say where the flags stand
-OWN = {**launch.RESERVED, "nccl-port": "sglang_server_nccl_port"}
 # settings compared with what the server says of itself: name there → flag
 COMPARED = {
     "speculative_algorithm": "speculative-algorithm",
@@ -183,7 +181,7 @@ def examine(subject: str, host: Mapping[str, Any], contract: object = None) -> I
         quantisation=quantisation(target.get("config")),
         own_drafter=drafts(target.get("config")),
     )
-    formal = launch.check(subject, {name: flags[name] for name in flags if name not in OWN}, environment)
+    formal = launch.check(subject, {name: flags[name] for name in flags if name not in launch.RESERVED}, environment)
     transport = nccl.Settings(
         subject=subject,
         environment=environment,
@@ -417,7 +415,7 @@ def inventory(
         "sglang_server_python": host["engine"]["python"] or None,
         "sglang_server_accelerator": "cpu" if flags.get("device") == "cpu" else None,
     }
-    values |= {variable: flags.get(flag) for flag, variable in sorted(OWN.items())}
+    values |= {variable: flags.get(flag) for flag, variable in sorted(launch.RESERVED.items())}
     if host["target"]:
         values["sglang_server_model_path"] = host["target"]["path"]
     if drafter:
@@ -425,7 +423,7 @@ def inventory(
         values["sglang_server_drafter_config"] = drafter.get("config")
         values["sglang_server_drafter_files"] = [name for name in drafter["files"] if name != "config.json"]
         values["sglang_server_eagle_layer_ids"] = list(ids) if ids else None
-    values["sglang_server_launch"] = {name: flags[name] for name in sorted(flags) if name not in OWN}
+    values["sglang_server_launch"] = {name: flags[name] for name in sorted(flags) if name not in launch.RESERVED}
     values["sglang_server_environment"] = dict(sorted(host["environment"].items()))
     sealed = {name: _sealed(name, value) for name, value in values.items() if value is not None}
     if host["card_mib"]:

@@ -27,6 +27,7 @@ RESERVED = {
     "api-key": "sglang_server_api_key",
     "host": "sglang_server_host",
     "model-path": "sglang_server_model_path",
+    "nccl-port": "sglang_server_nccl_port",  # the firewall closes it
     "port": "sglang_server_port",
     "speculative-draft-model-path": "sglang_server_drafter_path",
 }
