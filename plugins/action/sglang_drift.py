@@ -25,7 +25,7 @@ class ActionModule(ActionBase):
         info, unanswered = None, []
         try:
             info = health.Client(given["url"], given.get("api_key"), 30).call("/server_info")
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (urllib.error.URLError, OSError) as error:
             unanswered = [health.unreachable(subject, given["url"], error)]
         found = drift.check(subject, given["wanted"], given["state"], info)
         if given.get("code"):

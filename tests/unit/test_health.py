@@ -36,6 +36,12 @@ def test_each_guard_fires(ids, accept, code):
     assert judge(ids, accept) == [code]
 
 
+def test_as_far_as_both_go_they_are_compared():
+    assert judge([5, 6, 7, 8, 9]) == []  # one more token than was recorded
+    assert judge([5, 6, 7]) == []
+    assert judge([5, 6, 7, 9, 8]) == ["HEALTH-OUTPUT"]
+
+
 def test_where_no_answer_can_be_known_only_sanity_is_asked():
     assert judge([1, 2, 3, 4], prompt={**PROMPT, "output_ids": None}) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import http.client
 import json
 import time
 import urllib.error
@@ -13,6 +14,8 @@ from typing import Any
 
 from pivot.findings import Finding, Severity
 
+# what the answers of a few addresses have to hold to be of use
+HOLDS: Mapping[str, tuple[str, type]] = {"/generate": ("meta_info", dict), "/tokenize": ("tokens", list)}
 SHAPE = '{"max_new_tokens": number, "prompts": [{"id": …, "text": …, "output_ids": recorded or null}, …]} is wanted'
 
 
@@ -103,8 +106,7 @@ def judge(
                 f"the answer to prompt {answer.prompt_id} repeats itself: {answer.text[-60:]!r}",
                 "check weights, quantisation and attention backend; a loop also inflates the accept length",
             )
-        elif expected and answer.output_ids != expected[: len(answer.output_ids)]:
-            at = next(i for i, (a, b) in enumerate(zip(answer.output_ids, expected, strict=False)) if a != b)
+        elif (at := _parted(answer.output_ids, expected or [])) is not None:
             add(
                 "HEALTH-OUTPUT",
                 Severity.ERROR,
@@ -129,14 +131,35 @@ def judge(
     return findings
 
 
+def _parted(given: Sequence[int], recorded: Sequence[int]) -> int | None:
+    """The first token that is another one; None as far as both go. An engine may give more than it was asked for."""
+    pairs = enumerate(zip(given, recorded, strict=False))
+    return next((index for index, (token, right) in pairs if token != right), None)
+
+
 class Client:
-    """The few calls of a running server that the checks need. Errors are urllib's."""
+    """The few calls of a running server that the checks need. Errors are urllib's, also where something else than
+    SGLang answers, or an answer breaks off."""
 
     def __init__(self, url: str, api_key: str | None, timeout: float = 300.0) -> None:
         self._url, self._key, self._timeout = url, api_key, timeout
 
     def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """GET, or POST when there is a body; the parsed JSON answer."""
+        """GET, or POST when there is a body; the JSON object that comes back."""
+        try:
+            answer = json.loads(self._read(path, body))
+        except http.client.HTTPException as error:
+            raise urllib.error.URLError(f"what comes from {path} breaks off or is no HTTP ({error!r:.80})") from error
+        except ValueError as error:
+            raise urllib.error.URLError(f"what comes from {path} is no JSON") from error
+        if not isinstance(answer, dict):
+            raise urllib.error.URLError(f"what comes from {path} is no JSON object")
+        name, kind = HOLDS.get(path, ("", object))
+        if not isinstance(answer.get(name), kind):
+            raise urllib.error.URLError(f"what comes from {path} has no {name}")
+        return answer
+
+    def _read(self, path: str, body: Mapping[str, Any] | None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})  # noqa: S310 - http(s) only, from the inventory
         if self._key:
@@ -144,7 +167,7 @@ class Client:
         # the server is on the operator's network: a proxy from the environment would not reach it
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=self._timeout) as response:
-            return json.loads(response.read() or b"null")
+            return bytes(response.read())
 
     def generate(self, prompt: Mapping[str, Any], max_new_tokens: int) -> Answer:
         """One greedy completion; to its full length where the output was recorded, else to the model's own end."""
@@ -156,7 +179,7 @@ class Client:
         return Answer(
             prompt_id=prompt["id"],
             output_ids=result.get("output_ids", []),
-            text=result["text"],
+            text=result.get("text", ""),
             seconds=time.monotonic() - begin,
             accept_length=None if length is None else float(length),
         )
@@ -191,7 +214,7 @@ def chat(subject: str, client: Client) -> list[Finding]:
         "max_tokens": 16,
     }
     choices = client.call("/v1/chat/completions", body).get("choices") or []
-    message = choices[0]["message"] if choices else {}
+    message = (choices[0].get("message") if choices else None) or {}
     if message.get("content") or message.get("reasoning_content"):
         return []
     return [
