@@ -80,6 +80,7 @@ class FilterModule:
             "pivot_launch_sha256": launch.sha256,
             "pivot_launch_space": space,
             "pivot_launch_unit_words": launch.unit_words,
+            "pivot_launch_url": launch.url,
             "pivot_launch_view_digest": launch.view_digest,
             "pivot_logs_cause": starts.cause,
             "pivot_logs_phases": phases,

@@ -27,6 +27,7 @@ from testinfra.host import Host
 
 from pivot.bundles.redact import Redactor
 from pivot.machines.host import parse_properties
+from pivot.serving import launch
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = ("sglang_engine", "model_weights", "sglang_server", "debug_probes")
@@ -177,7 +178,8 @@ def pid(unit: dict[str, str]) -> int:
 @pytest.fixture(scope="module")
 def api(settings: Settings) -> Api:
     """The server, asked from the controller."""
-    address = f"http://{settings['sglang_server_host']}:{settings['sglang_server_port']}"
+    outside = settings.get("ansible_host")
+    address = launch.url(settings["sglang_server_host"], settings["sglang_server_port"], outside)
     return Api(address, settings.get("sglang_server_api_key"))
 
 

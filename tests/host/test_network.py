@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import urllib.parse
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,12 +30,13 @@ def test_the_api_listens_on_its_own_address_alone(listeners: list[Listener], set
 
 def test_its_other_ports_cannot_be_reached_from_here(listeners: list[Listener], settings: Settings, api: Api) -> None:
     assert api.get("/health")[0] == 200  # what is not reachable below is so for its own reason
+    address = urllib.parse.urlsplit(api.base).hostname
     reached = []
     for listener in listeners:
         if listener.port == settings["sglang_server_port"]:
             continue
         try:
-            socket.create_connection((settings["sglang_server_host"], listener.port), timeout=2).close()
+            socket.create_connection((address, listener.port), timeout=2).close()
         except OSError:
             continue
         reached.append(listener)

@@ -310,6 +310,7 @@ def test_the_unit_waits_long_and_restarts_rarely(rendered):
     text = rendered["llm01"]["service"]
     settings = dict(line.split("=", 1) for line in text.splitlines() if re.match(r"\w+=", line))
     assert settings["TimeoutStartSec"] == "3610"
+    assert settings["ExecStartPost"].endswith("start_guard.py wait http://192.0.2.11:30000/health 3600")
     assert settings["TimeoutStopSec"] == "180"
     assert (settings["StartLimitBurst"], settings["StartLimitIntervalSec"]) == ("3", "14400")
     assert int(settings["StartLimitBurst"]) * int(settings["TimeoutStartSec"]) < int(settings["StartLimitIntervalSec"])

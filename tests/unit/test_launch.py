@@ -21,6 +21,8 @@ def test_good_settings_have_no_findings():
         ({"--tp": 8}, "LAUNCH-NAME"),
         ({"api-key": "x"}, "LAUNCH-RESERVED"),
         ({"nccl-port": 30002}, "LAUNCH-RESERVED"),  # the firewall would close the other port
+        ({"ssl-certfile": "/etc/sglang/cert.pem"}, "LAUNCH-TLS"),
+        ({"enable-ssl-refresh": True}, "LAUNCH-TLS"),
         ({"tp": None}, "LAUNCH-NULL"),
         ({"enable-metrics": False}, "LAUNCH-FALSE"),
         ({"served-model-name": "a\nb"}, "LAUNCH-CONTROL"),
@@ -45,6 +47,23 @@ def test_field_case_b07_yaml_booleans_in_the_environment_are_named_with_their_fi
     (finding,) = launch.check("h", {}, {"NCCL_IB_DISABLE": True})
     assert finding.code == "ENV-TYPE"
     assert finding.fix == 'quote it, for example NCCL_IB_DISABLE: "1"'
+
+
+@pytest.mark.parametrize(
+    ("host", "outside", "inside"),
+    [
+        ("192.0.2.11", "http://192.0.2.11:30000", "http://192.0.2.11:30000"),
+        ("llm01", "http://llm01:30000", "http://llm01:30000"),
+        ("2001:db8::11", "http://[2001:db8::11]:30000", "http://[2001:db8::11]:30000"),
+        ("0.0.0.0", "http://llm01.example.org:30000", "http://127.0.0.1:30000"),  # noqa: S104
+        ("::", "http://llm01.example.org:30000", "http://[::1]:30000"),
+    ],
+)
+def test_where_a_server_is_asked(host, outside, inside):
+    assert launch.url(host, 30000, "llm01.example.org") == outside
+    assert launch.url(host, 30000) == inside
+    if host == "::":
+        assert launch.url(host, 30000, "2001:db8::12") == "http://[2001:db8::12]:30000"
 
 
 def test_names_that_yaml_reads_as_something_else():

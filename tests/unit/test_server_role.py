@@ -6,6 +6,8 @@ import jinja2
 import pytest
 import yaml
 
+from pivot.serving import launch
+
 ROLE = Path(__file__).resolve().parents[2] / "roles/sglang_server"
 
 
@@ -15,6 +17,14 @@ def decided(name, **variables):
     (given,) = [task["when"] for task in tasks if task["name"] == name]
     conditions = given if isinstance(given, list) else [given]
     return all(jinja2.Environment().compile_expression(condition)(**variables) for condition in conditions)  # noqa: S701
+
+
+def said(name, **variables):
+    """What the role's variable of this name is."""
+    given = yaml.safe_load((ROLE / "vars/main.yml").read_text())[name]
+    environment = jinja2.Environment()  # noqa: S701
+    environment.filters["pivot_launch_url"] = launch.url
+    return environment.from_string(given).render(**variables)
 
 
 def state(active="active", enabled="enabled", loaded="loaded"):
@@ -38,3 +48,18 @@ def state(active="active", enabled="enabled", loaded="loaded"):
 def test_a_unit_that_is_not_enabled_is_no_reason_for_a_restart(facts, starts, enables):
     assert decided("Run", **facts) == starts
     assert decided("Each boot starts it", **facts) == enables
+
+
+@pytest.mark.parametrize(
+    ("host", "outside", "inside"),
+    [
+        ("192.0.2.11", "http://192.0.2.11:30000", "http://192.0.2.11:30000"),
+        ("0.0.0.0", "http://llm01.example.org:30000", "http://127.0.0.1:30000"),  # noqa: S104
+    ],
+)
+def test_a_server_on_every_address_is_asked_at_the_hosts_own(host, outside, inside):
+    variables = {"sglang_server_host": host, "sglang_server_port": 30000, "ansible_host": "llm01.example.org"}
+    assert said("__sglang_server_url", **variables) == outside
+    assert said("__sglang_server_url_inside", **variables) == inside
+    unit = (ROLE.parents[1] / "templates/sglang.service.j2").read_text()
+    assert "wait {{ __sglang_server_url_inside }}/health" in unit

@@ -31,6 +31,8 @@ RESERVED = {
     "port": "sglang_server_port",
     "speculative-draft-model-path": "sglang_server_drafter_path",
 }
+# what an address that means all of them is on the machine itself
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound to
 # bytes; the files of a server are some kilobytes, and a disk that full is about to fail anyway
 LEAST_FREE = 4 << 20
 # proxies are named in small letters, which is how they are read
@@ -61,6 +63,14 @@ def _wrong_flag(name: object, value: object) -> tuple[str, str, str] | None:
         return "LAUNCH-NAME", f"{where} is not spelt as SGLang spells its flags", fix
     if name in RESERVED:
         return "LAUNCH-RESERVED", f"{where} is set by a variable of its own", f"set {RESERVED[name]} instead"
+    if name.startswith("ssl-") or name == "enable-ssl-refresh":
+        message = f"{where} is for TLS, but start guard, health and comparison ask the server over plain HTTP"
+        return "LAUNCH-TLS", message, "remove it, and have a proxy before the server speak TLS: docs/day-one.md, step 8"
+    return _wrong_value(name, value)
+
+
+def _wrong_value(name: str, value: object) -> tuple[str, str, str] | None:
+    where = f"sglang_server_launch.{name}"
     if value is None:
         message = f"{where} is null, which SGLang would read as the word None"
         return "LAUNCH-NULL", message, "remove it or give it a value"
@@ -99,6 +109,13 @@ def _wrong_variable(name: object, value: object) -> tuple[str, str, str] | None:
         message = f"{where} has white space at an end, or a line break or another control character"
         return "ENV-SPACE", message, "remove it"
     return None
+
+
+def url(host: str, port: int, outside: str | None = None) -> str:
+    """Where a server is asked that listens at a host. outside: the machine's address for others, where it listens on
+    every address; None: it is asked from the machine itself."""
+    place = (outside or EVERYWHERE[host]) if host in EVERYWHERE else host
+    return f"http://[{place}]:{port}" if ":" in place else f"http://{place}:{port}"
 
 
 def config_mapping(flags: Mapping[str, Any]) -> dict[str, Any]:
