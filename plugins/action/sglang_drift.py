@@ -12,7 +12,7 @@ from pivot.serving import drift, health
 
 class ActionModule(ActionBase):
     """Arguments: url, api_key, wanted (files, argv, environment, settings), state (of server_state.py), code (of
-    running_code.py, where that was looked at)."""
+    running_code.py, where that was looked at), answers (false: a further machine of a server, which says nothing)."""
 
     _requires_connection = False
     TRANSFERS_FILES = False
@@ -24,7 +24,8 @@ class ActionModule(ActionBase):
         subject = (task_vars or {}).get("inventory_hostname", given["url"])
         info, unanswered = None, []
         try:
-            info = health.Client(given["url"], given.get("api_key"), 30).call("/server_info")
+            if given.get("answers", True):
+                info = health.Client(given["url"], given.get("api_key"), 30).call("/server_info")
         except (urllib.error.URLError, OSError) as error:
             unanswered = [health.unreachable(subject, given["url"], error)]
         found = drift.check(subject, given["wanted"], given["state"], info)

@@ -16,7 +16,8 @@ FALLBACK: dict[str, Any] = {
 
 
 class ActionModule(ActionBase):
-    """Arguments: url, api_key, prompts (file), prompt_ids, count, drafter, least_accept_length, summary."""
+    """Arguments: url, api_key, prompts (file), prompt_ids, count, drafter, least_accept_length, summary, and answers:
+    false for a further machine of a server, which can only be asked whether it is there."""
 
     _requires_connection = False
     TRANSFERS_FILES = False
@@ -32,6 +33,8 @@ class ActionModule(ActionBase):
         except health.PromptsError as error:
             return {"failed": True, "msg": f"sglang_server_health_prompts: {error}"}
         client = health.Client(given["url"], given.get("api_key"))
+        if not given.get("answers", True):
+            return self._beside(client, subject, given)
         try:
             answers = [client.generate(prompt, int(prompts["max_new_tokens"])) for prompt in chosen]
             found = health.judge(
@@ -54,3 +57,13 @@ class ActionModule(ActionBase):
             summary["speed"] = f"{speed:.0f} tok/s, one request at a time"
         good = f"{len(answers)} answers as expected, accept length {summary.get('accept length')}"
         return {**as_result(found, good), "accept_length": length, "pivot_summary": summary}
+
+    def _beside(self, client: health.Client, subject: str, given: dict[str, Any]) -> dict[str, Any]:
+        """The result of a machine that computes for another one, which answers."""
+        found = []
+        try:
+            client.listens()
+        except (urllib.error.URLError, OSError) as error:
+            found = [health.unreachable(subject, given["url"], error)]
+        summary = {**(given.get("summary") or {}), "endpoint": "none, as the machine of rank 0 answers"}
+        return {**as_result(found, "it is there"), "accept_length": None, "pivot_summary": summary}

@@ -40,6 +40,7 @@ WANTED = (
     *("model_weights_root", "model_weights_models"),
     *("sglang_server_name", "sglang_server_user", "sglang_server_config_dir", "sglang_server_host"),
     *("sglang_server_port", "sglang_server_api_key", "sglang_server_accelerator", "sglang_server_environment"),
+    "sglang_server_launch",
     *(
         "sglang_server_nccl_profile",
         "sglang_server_start_limit",
@@ -178,6 +179,8 @@ def pid(unit: dict[str, str]) -> int:
 @pytest.fixture(scope="module")
 def api(settings: Settings) -> Api:
     """The server, asked from the controller."""
+    if int(settings["sglang_server_launch"].get("node-rank", 0)):
+        pytest.skip("of a server over several machines that of rank 0 answers")
     outside = settings.get("ansible_host")
     address = launch.url(settings["sglang_server_host"], settings["sglang_server_port"], outside)
     return Api(address, settings.get("sglang_server_api_key"))

@@ -73,6 +73,22 @@ def test_what_is_no_answer_of_sglang_is_one_finding(listening, action, answer, s
     assert said in result["msg"]
 
 
+@pytest.mark.parametrize("action", ["sglang_health", "sglang_drift"])
+def test_a_further_machine_of_a_server_is_not_asked_what_it_cannot_know(listening, action):
+    url = listening(HTTP % (0, b""))  # all that SGLang answers there, to /health
+    result = run(action, url, answers=False)
+    assert not result["failed"], result["msg"]
+
+
+def test_a_further_machine_that_is_gone_is_found(listening):
+    url = listening(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+    result = run("sglang_health", url, answers=False, summary={"endpoint": url, "target": "/models/t"})
+    assert "HEALTH-UNREACHABLE  llm01: " in result["msg"]
+    assert result["pivot_summary"] == {"endpoint": "none, as the machine of rank 0 answers", "target": "/models/t"}
+    process = {"drop_ins": [], "running": {**PROCESS, "argv": ["python3"]}}
+    assert "SERVER-DRIFT" in run("sglang_drift", url, answers=False, state=process)["msg"]
+
+
 @pytest.mark.parametrize("action", ["sglang_health", "probe_ask"])
 def test_an_answer_without_what_is_needed_is_named(listening, action):
     result = run(action, listening(HTTP % (15, b'{"text": "abc"}')))

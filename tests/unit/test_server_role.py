@@ -51,6 +51,15 @@ def test_a_unit_that_is_not_enabled_is_no_reason_for_a_restart(facts, starts, en
 
 
 @pytest.mark.parametrize(
+    ("launch", "answers"), [({}, "True"), ({"node-rank": 0}, "True"), ({"node-rank": "1"}, "False")]
+)
+def test_of_a_server_over_several_machines_that_of_rank_0_answers(launch, answers):
+    assert said("__sglang_server_answers", sglang_server_launch=launch) == answers
+    for name in ("health", "drift"):
+        assert 'answers: "{{ __sglang_server_answers }}"' in (ROLE / f"tasks/{name}.yml").read_text()
+
+
+@pytest.mark.parametrize(
     ("host", "outside", "inside"),
     [
         ("192.0.2.11", "http://192.0.2.11:30000", "http://192.0.2.11:30000"),

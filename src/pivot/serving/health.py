@@ -148,8 +148,6 @@ class Client:
         """GET, or POST when there is a body; the JSON object that comes back."""
         try:
             answer = json.loads(self._read(path, body))
-        except http.client.HTTPException as error:
-            raise urllib.error.URLError(f"what comes from {path} breaks off or is no HTTP ({error!r:.80})") from error
         except ValueError as error:
             raise urllib.error.URLError(f"what comes from {path} is no JSON") from error
         if not isinstance(answer, dict):
@@ -166,8 +164,15 @@ class Client:
             request.add_header("Authorization", f"Bearer {self._key}")
         # the server is on the operator's network: a proxy from the environment would not reach it
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=self._timeout) as response:
-            return bytes(response.read())
+        try:
+            with opener.open(request, timeout=self._timeout) as response:
+                return bytes(response.read())
+        except http.client.HTTPException as error:
+            raise urllib.error.URLError(f"what comes from {path} breaks off or is no HTTP ({error!r:.80})") from error
+
+    def listens(self) -> None:
+        """GET /health, all that SGLang answers where it is a further machine of a server."""
+        self._read("/health", None)
 
     def generate(self, prompt: Mapping[str, Any], max_new_tokens: int) -> Answer:
         """One greedy completion; to its full length where the output was recorded, else to the model's own end."""
