@@ -35,7 +35,7 @@ def test_the_table_is_well_formed():
         assert known["kind"] in kinds, name
         assert ("one_of" in known) or known["kind"] not in ("choice", "items", "selection", "level"), name
         assert set(known) <= {
-            "kind", "one_of", "min", "max", "since", "until", "values_since", "debugging", "undocumented",
+            "kind", "one_of", "min", "max", "since", "until", "values_since", "debugging", "undocumented", "exact",
         }, name  # fmt: skip
         for version in (known.get("since"), known.get("until"), *(known.get("values_since") or {}).values()):
             assert version is None or nccl._order(version) > (2,), name
@@ -87,7 +87,9 @@ def test_other_variables_are_none_of_its_business():
         ("P2P_DISABLE", "0"),
         ("P2P_DISABLE", "1"),
         ("P2P_LEVEL", "SYS"),
-        ("P2P_LEVEL", "nvl"),
+        ("NET_GDR_LEVEL", "PHB"),
+        ("SOCKET_FAMILY", "AF_INET6"),
+        ("LAUNCH_MODE", "group"),
         ("BUFFSIZE", "67108864"),
         ("BUFFSIZE", "0x4000000"),
         ("MIN_NCHANNELS", "8 "),  # of white space another check speaks, and NCCL reads 8
@@ -126,6 +128,12 @@ def test_right_values(name, value):
         ("NET_GDR_LEVEL", "2", "NCCL-LEVEL warning", "write the name: PXB"),
         ("P2P_LEVEL", "SYSTEM", "NCCL-VALUE error", "did you mean SYS?"),
         ("P2P_LEVEL", "-1", "NCCL-VALUE error", "LOC, NVL, PIX, PXB, PHB, SYS"),
+        # NCCL compares these with strcmp
+        ("P2P_LEVEL", "sys", "NCCL-VALUE error", "silently ignores | NCCL reads it only in capitals: write SYS"),
+        ("P2P_LEVEL", "Nvl", "NCCL-VALUE error", "only in capitals: write NVL"),
+        ("NET_GDR_LEVEL", "phb", "NCCL-VALUE error", "only in capitals: write PHB"),
+        ("SOCKET_FAMILY", "af_inet", "NCCL-VALUE error", "only in capitals: write AF_INET"),
+        ("IB_ADDR_FAMILY", "Af_inet6", "NCCL-VALUE error", "only in capitals: write AF_INET6"),
         # B07: what YAML or a habit makes of a switch
         ("IB_DISABLE", "yes", "NCCL-VALUE error", "silently reads as 0 | write 0 or 1"),
         ("IB_DISABLE", "true", "NCCL-VALUE error", "silently reads as 0"),
@@ -217,6 +225,7 @@ def test_peers_are_off_by_their_level_too():
     assert found({"NCCL_P2P_LEVEL": "LOC"}, custom_all_reduce=False) == []
     assert found({"NCCL_P2P_LEVEL": "0"}, custom_all_reduce=True) == ["NCCL-LEVEL warning", "NCCL-P2P error"]
     assert found({"NCCL_P2P_LEVEL": "SYS"}, custom_all_reduce=True) == []
+    assert found({"NCCL_P2P_LEVEL": "loc"}, custom_all_reduce=True) == ["NCCL-VALUE error"]  # NCCL ignores it
 
 
 def test_several_faults_are_one_list():

@@ -182,7 +182,7 @@ def _value(name: str, value: str, known: Mapping[str, Any]) -> Iterator[Wrong]:
     elif kind == "level":
         yield from _level(where, value, known["one_of"])
     elif kind == "choice":
-        yield from _choice(where, value, known["one_of"])
+        yield from _choice(where, value, known["one_of"], exact=known.get("exact", False))
     elif kind == "items":
         for item in dict.fromkeys(value.split(",")) if value else ():
             yield from _choice(where, item.removeprefix("^"), known["one_of"])
@@ -230,11 +230,16 @@ def _level(where: str, value: str, names: list[str]) -> Iterator[Wrong]:
         message = f"{where} is the number {value}, and what such numbers mean has changed between versions of NCCL"
         yield "NCCL-LEVEL", WARNING, message, f"write the name: {name} is what NCCL reads today"
     else:
-        yield from _choice(where, value, names)
+        yield from _choice(where, value, names, exact=True)
 
 
-def _choice(where: str, value: str, names: list[str]) -> Iterator[Wrong]:
-    if value.strip().lower() in {name.lower() for name in names}:
+def _choice(where: str, value: str, names: list[str], *, exact: bool = False) -> Iterator[Wrong]:
+    """exact: NCCL compares letter by letter here, elsewhere without case."""
+    meant = next((name for name in names if name.lower() == value.strip().lower()), None)
+    if meant is not None:
+        if exact and meant != value.strip():
+            message = f"{where} is {_short(value)}, which NCCL silently ignores"
+            yield "NCCL-VALUE", ERROR, message, f"NCCL reads it only in capitals: write {meant}"
         return
     close = difflib.get_close_matches(value.lower(), [name.lower() for name in names], n=1)
     right = f"write one of {', '.join(names)}"
@@ -287,7 +292,7 @@ def _sockets(settings: Settings) -> Iterator[Wrong]:
 
 def _peers(settings: Settings) -> Iterator[Wrong]:
     """Peer access switched off by its level alone; NCCL_P2P_DISABLE is compared with the flags in launch_rules."""
-    level = settings.given.get("NCCL_P2P_LEVEL", "").upper()
+    level = settings.given.get("NCCL_P2P_LEVEL", "")
     if _number(settings, "NCCL_P2P_DISABLE") and level and level not in ("LOC", "0"):
         message = f"NCCL_P2P_DISABLE is on, so NCCL_P2P_LEVEL {level} has no effect"
         yield "NCCL-P2P", WARNING, message, "keep the one that is meant"
