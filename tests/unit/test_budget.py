@@ -214,6 +214,8 @@ def test_deployed():
     assert deployed({"context-length": "128k"})[0].context == 128_000
     assert deployed({"context-length": "128Ki"})[0].context == 131_072
     assert deployed({"pp-size": 1, "dp-size": "1", "cpu-offload-gb": 0, "enable-dp-attention": False})[0] == made
+    off = {"offload-group-size": -1, "kt-weight-path": "", "torchao-config": "", "ple-offload-embedding": False}
+    assert deployed(off)[0] == deployed({"offload-group-size": "-1"})[0] == made
     alone, _ = deployed(sglang_server_drafter_path="")
     assert (alone.drafter, alone.token) == (0, 70_272)
 
@@ -233,12 +235,28 @@ def test_deployed():
         ({"enable-dp-attention": True}, {}),
         ({"dcp-size": 8}, {}),
         ({"cpu-offload-gb": 1}, {}),
+        ({"offload-group-size": 1}, {}),
+        ({"offload-group-size": "8"}, {}),
+        ({"kt-weight-path": "/models/int4"}, {}),
+        ({"ple-offload-embedding": True}, {}),
+        ({"torchao-config": "int4wo-128"}, {}),
+        ({"modelopt-quant": "fp8"}, {}),
+        ({"quantization": "fp8"}, {}),
         ({"pp-size": "two"}, {}),
         ({"tp-size": "many"}, {}),
     ],
 )
 def test_what_is_not_known_is_not_worked_out(launch, changes):
     assert deployed(launch, **changes) == (None, [])
+
+
+def test_weights_that_are_small_already_are_counted():
+    """quantization names what the checkpoint is, or makes one smaller that is not."""
+    flags = {"tp-size": 1, "mem-fraction-static": 0.8, "quantization": "fp8"}
+    small = {**TARGET, "quantization_config": {"quant_method": "fp8"}}
+    (finding,) = budget.check(budget.of("h", flags, 80.0, small, 100 * 10**9))
+    assert finding.code == "BUDGET-WEIGHTS"
+    assert budget.of("h", flags, 80.0, TARGET, 100 * 10**9) is None
 
 
 @pytest.mark.parametrize(

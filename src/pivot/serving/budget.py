@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from pivot.drafters.pair import release
+from pivot.drafters.pair import quantisation, release
 from pivot.findings import Finding, Severity
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -29,10 +29,14 @@ SHARE = 1024
 LARGEST_CARD = 2048
 BYTES = {"bf16": 2, "bfloat16": 2, "fp8_e5m2": 1, "fp8_e4m3": 1, "float16": 2, "float32": 4}
 TP = ("tp-size", "tensor-parallel-size", "tp")
-# what spreads weights or cache in ways that this arithmetic does not follow
+# what keeps weights in the machine's memory, on from 1 on
+OFFLOADED = ("cpu-offload-gb", "offload-group-size")
+# what spreads weights or cache, or makes weights smaller, in ways that this arithmetic does not follow
 SPREAD = (
+    *OFFLOADED,
     *("pp-size", "pipeline-parallel-size", "pp", "dp-size", "data-parallel-size", "dcp-size"),
-    *("decode-context-parallel-size", "attn-cp-size", "enable-dp-attention", "cpu-offload-gb"),
+    *("decode-context-parallel-size", "attn-cp-size", "enable-dp-attention"),
+    *("kt-weight-path", "ple-offload-embedding", "torchao-config", "modelopt-quant"),
 )
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 Wrong = tuple[str, Severity, str, str]
@@ -231,6 +235,8 @@ def of(
     # without a word of the launch the cache is of the model's type, bf16 with all models that are served here
     width = BYTES.get("bf16" if kind == "auto" else kind) if isinstance(kind, str) else None
     spread = any(_spreads(name, flags[name]) for name in SPREAD if name in flags)
+    # weights that are made smaller while they are loaded
+    spread = spread or bool(flags.get("quantization") and not quantisation(target))
     if fraction is None or not 0 < fraction < 1 or cards is None or width is None or spread or card is None:
         return None
     token = kv_bytes(target, cards, width)
@@ -262,9 +268,12 @@ def _implausible(card: float, fraction: float | None) -> Iterator[Wrong]:
 
 def _spreads(name: str, value: object) -> bool:
     """Whether a flag is more than off; what cannot be read is taken as on."""
-    if value in (None, False, 0, "0") and value is not True:
+    if value in (None, False, 0, "0", "") and value is not True:
         return False
-    return _whole(value) != 1 or name == "cpu-offload-gb"
+    if name in OFFLOADED:
+        number = _real(value)
+        return number is None or number >= 1
+    return _whole(value) != 1
 
 
 def _whole(value: object) -> int | None:
