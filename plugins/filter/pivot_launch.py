@@ -42,9 +42,11 @@ def environment(own: Mapping[str, Any], profile: str | None) -> dict[str, Any]:
     return nccl.environment(profile, own)
 
 
-def named(flags: Mapping[str, Any], variables: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
+def named(
+    flags: Mapping[str, Any], variables: Mapping[str, Any], directory: str, served: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """The paths that settings name, as dictionaries."""
-    return [dataclasses.asdict(item) for item in paths.named(flags, variables, directory)]
+    return [dataclasses.asdict(item) for item in paths.named(flags, variables, directory, served)]
 
 
 def files(

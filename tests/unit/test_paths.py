@@ -16,12 +16,12 @@ THERE = {"kind": "file", "readable": True}
 def named(flags=None, environment=None):
     return [
         (item.where.split(".")[1], item.path, item.written)
-        for item in paths.named(flags or {}, environment or {}, "/var/lib/s")
+        for item in paths.named(flags or {}, environment or {}, "/var/lib/s", {})
     ]
 
 
-def found(flags=None, environment=None, seen=None):
-    wanted = paths.named(flags or {}, environment or {}, "/var/lib/s")
+def found(flags=None, environment=None, seen=None, served=None):
+    wanted = paths.named(flags or {}, environment or {}, "/var/lib/s", served or {})
     answers = {item.path: THERE for item in wanted} if seen is None else {item.path: seen for item in wanted}
     return [f"{item.code} {item.severity}: {item.message}" for item in paths.check("h", wanted, answers, "s")]
 
@@ -106,8 +106,41 @@ def test_what_is_wrong_with_a_variable_is_named():
 
 def test_what_the_sandbox_does_is_known_beforehand():
     flags = {"chat-template": "/root/c.jinja", "tokenizer-path": "/models/t", "crash-dump-folder": "/var/log/x"}
-    assert [item.code for item in paths.beforehand("h", flags, {}, "s")] == ["LAUNCH-FILE", "LAUNCH-WRITE"]
-    assert paths.beforehand("h", {"crash-dump-folder": "/var/lib/s/x"}, {}, "s") == []
+    assert [item.code for item in paths.beforehand("h", flags, {}, {"sglang_server_name": "s"})] == [
+        "LAUNCH-FILE",
+        "LAUNCH-WRITE",
+    ]
+    assert paths.beforehand("h", {"crash-dump-folder": "/var/lib/s/x"}, {}, {"sglang_server_name": "s"}) == []
+
+
+SERVED = {
+    "sglang_server_model_path": "/models/t",
+    "sglang_server_drafter_path": None,
+    "sglang_server_python": "/opt/sglang/current/bin/python",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("sglang_server_model_path", "/root/models/t"),
+        ("sglang_server_drafter_path", "/tmp/d"),  # noqa: S108
+        ("sglang_server_python", "/home/me/sglang/bin/python"),
+    ],
+)
+def test_what_is_served_has_to_be_where_the_service_sees_it(name, place):
+    (line,) = found(served={**SERVED, name: place})
+    assert line == f"LAUNCH-FILE error: {name} names {place}, which the unit's sandbox hides from the service"
+    (finding,) = paths.beforehand("h", {}, {}, {**SERVED, name: place})
+    assert finding.fix == "put it elsewhere, for example below /models or /opt, and name it there"
+
+
+def test_what_is_served_is_looked_for_elsewhere_but_has_to_be_readable():
+    assert found(served=SERVED) == []
+    assert found(served=SERVED, seen=MISSING) == []  # the role says which playbook brings it; in check mode none has
+    assert [line.split(",")[1] for line in found(served=SERVED, seen=CLOSED)] == [
+        " which the service's user cannot read"
+    ] * 2
 
 
 def test_before_the_user_exists_nothing_is_said_of_reading():

@@ -210,7 +210,7 @@ def _served(host: Host) -> tuple[Said, list[Finding]]:
     verdict, more = _engine(host, flags, environment)
     found += more
     found += _nccl(host, flags, environment)
-    found += paths.beforehand(host.name, flags, environment, str(host.values.get("sglang_server_name") or "sglang"))
+    found += paths.beforehand(host.name, flags, environment, host.values)
     plan, more = budget.deployed(host.name, host.values, read_manifest)
     found += more
     found += budget.check(plan) if plan else []

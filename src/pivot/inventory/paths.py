@@ -34,6 +34,8 @@ PLUGINS = frozenset(
 )
 # parts of a variable's name that say that its file is written
 OUTPUT = frozenset({"DEBUG", "DUMP", "LOG", "TEMP", "PIPE", "OUTPUT", "COREDUMP", "PROFILER", "CRASH"})
+# what is served, and by what: whether it is there at all is asked before, with the playbook that brings it
+SERVED = ("sglang_server_model_path", "sglang_server_drafter_path", "sglang_server_python")
 # what the unit hides from the service: ProtectHome= and PrivateTmp=
 HIDDEN = ("/root", "/home", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - compared, not used
 # what it may write with ProtectSystem=strict, beside its own directories
@@ -49,9 +51,17 @@ class Named:
     written: bool
 
 
-def named(flags: Mapping[str, Any], environment: Mapping[str, Any], directory: str) -> list[Named]:
-    """The paths that flags and variables name. directory: the service's own, which relative paths are taken from."""
+def named(
+    flags: Mapping[str, Any], environment: Mapping[str, Any], directory: str, served: Mapping[str, Any]
+) -> list[Named]:
+    """The paths that flags and variables name. directory: the service's own, which relative paths are taken from;
+    served: variables of the host, of which only those of SERVED are looked at."""
     found = [
+        Named(name, path, False)
+        for name in SERVED
+        if isinstance(path := served.get(name), str) and path.startswith("/")
+    ]
+    found += [
         Named(f"sglang_server_launch.{name}", posixpath.join(directory, path), name in WRITTEN)
         for name, value in flags.items()
         if name not in RESERVED and name not in NO_FILES
@@ -78,9 +88,13 @@ def _paths(name: str, value: object) -> Iterator[str]:
             yield text
 
 
-def beforehand(subject: str, flags: Mapping[str, Any], environment: Mapping[str, Any], name: str) -> list[Finding]:
-    """What a unit of this name would hide or keep read-only, wherever it runs; what is there only a host can say."""
-    wanted = named(flags, environment, f"/var/lib/{name}")
+def beforehand(
+    subject: str, flags: Mapping[str, Any], environment: Mapping[str, Any], values: Mapping[str, Any]
+) -> list[Finding]:
+    """What the unit would hide or keep read-only, wherever it runs; what is there only a host can say. values: the
+    host's variables."""
+    name = str(values.get("sglang_server_name") or "sglang")
+    wanted = named(flags, environment, f"/var/lib/{name}", values)
     return check(subject, wanted, {item.path: {"kind": "file", "readable": True} for item in wanted}, name)
 
 
@@ -100,12 +114,15 @@ def check(subject: str, wanted: Sequence[Named], seen: Mapping[str, Mapping[str,
                 found.append(Finding("LAUNCH-WRITE", WARNING, subject, message, fix))
         elif _below(item.path, HIDDEN):
             message = f"{item.where} names {item.path}, which the unit's sandbox hides from the service"
-            fix = "put the file elsewhere, for example below /etc/sglang, and name it there"
+            place = "/models or /opt" if item.where in SERVED else "/etc/sglang"
+            fix = f"put it elsewhere, for example below {place}, and name it there"
             found.append(Finding("LAUNCH-FILE", ERROR, subject, message, fix))
         elif facts.get("kind", "missing") == "missing" and item.where == "sglang_server_firewall":
             message = f"{item.where} needs {item.path}, which is not there in the container"
             fix = "apt-get install nftables there, or set sglang_server_firewall: false"
             found.append(Finding("LAUNCH-FILE", ERROR, subject, message, fix))
+        elif facts.get("kind", "missing") == "missing" and item.where in SERVED:
+            continue
         elif facts.get("kind", "missing") == "missing":
             message = f"{item.where} names {item.path}, which is not there in the container"
             found.append(Finding("LAUNCH-FILE", ERROR, subject, message, "put it there, or correct the path"))
