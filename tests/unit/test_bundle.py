@@ -51,8 +51,9 @@ def request(tmp_path: Path, **options: Any) -> dict[str, Any]:
     }
 
 
-def collect(argument: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-I", "-", json.dumps(argument)]
+def collect(argument: dict[str, Any], *before: str) -> subprocess.CompletedProcess[str]:
+    """Run the collector, behind other words of its command line."""
+    argv = [*before, sys.executable, "-I", "-", json.dumps(argument)]
     return subprocess.run(argv, input=COLLECTOR, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -95,6 +96,49 @@ def test_files_are_masked_on_the_host_and_kept_private(tmp_path: Path, config: P
     launch = entry(found, f"config{config}/launch.yaml")
     raw = (staging / launch["name"]).read_bytes()
     assert (launch["sha256"], launch["bytes"], launch["masked"]) == (hashlib.sha256(raw).hexdigest(), len(raw), 1)
+
+
+def test_weights_and_vocabularies_behind_links_are_not_read(tmp_path: Path, config: Path) -> None:
+    weights, vocabulary = tmp_path / "model.safetensors", tmp_path / "tokenizer.json"
+    with weights.open("wb") as file:
+        file.truncate(1 << 30)
+    vocabulary.write_text('{"vocab": {"Authorization": 18945}}')
+    (config / "model.safetensors").symlink_to(weights)
+    (config / "tokenizer.json").symlink_to(vocabulary)
+    log = tmp_path / "probe.jsonl"
+    log.write_text(f"max_total_num_tokens=18945, {KEY}\n")
+    done = collect(
+        request(tmp_path, config_paths=[str(config)], probe_records=[str(log)]), "prlimit", f"--as={1 << 29}"
+    )
+    assert done.returncode == 0, done.stderr
+    staging = Path(json.loads(done.stdout)["staging"])
+    assert (staging / f"probe{log}").read_text() == f"max_total_num_tokens=18945, {MASK}\n"
+
+
+def test_a_long_file_of_the_configuration_is_learnt_from_by_its_beginning(tmp_path: Path, config: Path) -> None:
+    with (config / "long.yaml").open("w") as file:
+        file.write("admin-api-key: Zq9-made-up\n")
+        file.truncate(1 << 30)
+    log = tmp_path / "probe.jsonl"
+    log.write_text("Zq9-made-up\n")
+    argument = request(tmp_path, config_paths=[str(config)], probe_records=[str(log)], names=("config", "probe"))
+    done = collect(argument, "prlimit", f"--as={1 << 29}")
+    assert done.returncode == 0, done.stderr
+    assert (Path(json.loads(done.stdout)["staging"]) / f"probe{log}").read_text() == f"{MASK}\n"
+
+
+def test_a_server_that_ends_while_it_is_looked_at_does_not_end_the_run(tmp_path: Path, config: Path) -> None:
+    gone = subprocess.Popen(["sleep", "0"])
+    gone.wait()
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\necho MainPID={gone.pid}\necho LoadState=loaded\necho ActiveState=activating\n")
+    systemctl.chmod(0o755)
+    argument = request(tmp_path, config_paths=[str(config)])
+    done = collect(argument, "env", f"PATH={tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert entry(found, "process")["reason"] == "the service's main process has just ended"
+    assert entry(found, f"config{config}/launch.yaml")["masked"] == 1
 
 
 def test_what_is_missing_has_its_reason_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ PREFIX = "pivot-bundle-"
 STALE_SECONDS = 6 * 3600  # a staging directory this old belongs to a run that died, whoever it was for
 KEEP_FREE = 64 << 20
 MAX_PROCESSES = 256
+LEARNED = 1 << 20  # bytes of a configuration file in which secrets are looked for
 LIST_PACKAGES = (
     "import importlib.metadata as m, json, sys; "
     "json.dump({'python': sys.version, 'packages': dict(sorted((d.metadata['Name'], d.version) "
@@ -79,27 +80,35 @@ class Collector:
             if row["name"] != "config":
                 continue
             for path in expand(row["what"]):
+                if path.is_symlink():  # not collected either; a drafter's view links to weights and vocabularies
+                    continue
                 try:
-                    text = path.read_bytes()[: 1 << 20].decode("utf-8", "surrogateescape")
+                    with path.open("rb") as source:
+                        text = source.read(LEARNED).decode("utf-8", "surrogateescape")
                 except OSError:
                     continue  # its own entry will say why
                 self.redactor.learn(secret_values(text))
                 for name, value in re.findall(r"(?m)^[\"']?(host|port|api[-_]key)[\"']?\s*[:=]\s*(.+?)\s*$", text):
                     settings[name.replace("_", "-")] = scalar(value)
         if self.pid:
-            environment, arguments = process(self.pid)
-            self.redactor.learn(
-                value
-                for name, value in environment.items()
-                if len(value) >= 6 and secret_name(name) and not value.isdigit()
-            )
-            masked = Redactor().arguments(arguments)
-            self.redactor.learn(
-                raw.partition("=")[2] if raw.startswith("-") else raw
-                for raw, shown in zip(arguments, masked)  # noqa: B905 - Python 3.9
-                if shown == MASK or (shown.endswith("=" + MASK) and raw.startswith("-"))
-            )
+            with contextlib.suppress(MissingError, OSError):  # it has just ended: a server that crashes again and again
+                self.learn_process()
         return settings
+
+    def learn_process(self) -> None:
+        """Take the secrets of environment and command line as known."""
+        environment, arguments = process(self.pid)
+        self.redactor.learn(
+            value
+            for name, value in environment.items()
+            if len(value) >= 6 and secret_name(name) and not value.isdigit()
+        )
+        masked = Redactor().arguments(arguments)
+        self.redactor.learn(
+            raw.partition("=")[2] if raw.startswith("-") else raw
+            for raw, shown in zip(arguments, masked)  # noqa: B905 - Python 3.9
+            if shown == MASK or (shown.endswith("=" + MASK) and raw.startswith("-"))
+        )
 
     def row(self, row: dict[str, Any]) -> None:
         """Collect one row; a failure becomes an entry, and the run goes on."""
