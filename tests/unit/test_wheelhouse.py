@@ -289,6 +289,7 @@ def test_passwords_of_sources_are_not_shown(place, monkeypatch):
         build(place)
     assert "secret" not in str(caught.value)
     assert "//***@localhost" in str(caught.value)
+    assert downloads.without_password("at https://u:p@ss@h/x@1 and //h/a@b") == "at https://***@h/x@1 and //h/a@b"
 
 
 def test_the_committed_lock_and_gaps_are_well_formed_and_disjoint():

@@ -112,7 +112,7 @@ def sources() -> str:
 
 def without_password(text: str) -> str:
     """A text as it may be shown: no user and password in its addresses."""
-    return re.sub(r"//[^/@\s]+@", "//***@", text)
+    return re.sub(r"//[^/\s]+@", "//***@", text)
 
 
 def last_line(text: str) -> str:
