@@ -19,6 +19,13 @@ LEAKS = {
     "multiline yaml >-": "api_key: >-\n    Zq9-made-up\nport: 1",
     "yaml folded plain": "password:\n  Zq9-made-up\nport: 1",
     "yaml list": "passwords:\n  - Zq9-made-up\n",
+    "continued line": "ExecStart=/opt/py -m x \\\n    --api-key \\\n    Zq9-made-up \\\n    --port 3",
+    "continued line, nothing between": "x --api-key\\\n  Zq9-made-up",
+    "continued line of dos": "x --api-key \\\r\n    'Zq9-made-up' \\\r\n",
+    "continued behind =": "x --api-key=\\\n    Zq9-made-up --port 3",
+    "continued environment": "Environment=HF_TOKEN=Zq9-made-up \\\n   OPENAI_API_KEY=Zq9-made-up",
+    "url with @ in the password": "HTTPS_PROXY=http://user:p@Zq9-made-up@proxy:3128",
+    "url with a token and an @ in the password": "http://user:hf_AbCdEfGhIjKlMnOpQrSt@Zq9-made-up@proxy:3128",
     "url query token": "GET /x?token=Zq9-made-up&y=1 HTTP/1.1",
     "url query api_key": "GET /x?api_key=Zq9-made-up HTTP/1.1",
     "url query access_token": "https://h/x?access_token=Zq9-made-up&b=2",
@@ -232,6 +239,9 @@ KEPT = [
     "unexpected key: layers.0.weight",
     "KeyError: 'kimi_k2'",
     "missing keys ['lm_head.weight']",
+    "x --api-key \\\n --port 3",
+    "x --api-key=\\\n  --port 3",
+    "http://h:3000/x?m=a@b",
     "signature=inspect",
     "policy=lpm",
     "sig=15",
@@ -288,6 +298,19 @@ PVE_TOKEN = "01234567-89ab-cdef-0123-456789abcdef"
 )
 def test_the_only_look_at_a_new_token_of_proxmox(text: str) -> None:
     assert Redactor().text(text) == text.replace(PVE_TOKEN, MASK)
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("x --api-key \\\n    Zq9 \\\n --port 3\n", f"x --api-key \\\n    {MASK} \\\n --port 3\n"),
+        ("api-keys:\n  - Zq9\n  - Zq9b\nport: 3\n", f"api-keys:\n  - {MASK}\nport: 3\n"),
+        ("http://u:p@h/x?m=a@b", f"http://u:{MASK}@h/x?m=a@b"),
+        ("redis://:p@q@h:1/0 x@y", f"redis://:{MASK}@h:1/0 x@y"),
+    ],
+)
+def test_what_stands_around_it_stays(text: str, masked: str) -> None:
+    assert Redactor().text(text) == masked
 
 
 def test_a_value_beside_its_name_in_data() -> None:

@@ -26,12 +26,14 @@ LONG_LINE = 4096  # from here on a writer may have cut the line (journald: 48 Ki
 
 _SIGN = re.compile(r"=>|->|:=|[:=]")
 _COLOURS = r"(?:\x1b\[[0-9;]*m)*"
+_CONTINUED = r"\\\r?\n"  # a line of a unit or a script that goes on in the next one
 _PAIR = re.compile(
     rf"""(?<!\#)(?P<dash>--)?[\d.-]*(?P<name>[A-Za-z_][\w.-]*)
-        (?P<sep>{_COLOURS}["'\\]*\]?{_COLOURS}[ \t]*(?:{_SIGN.pattern})[ \t]*{_COLOURS}(?:[bu](?=["']))?(?=\S)
+        (?P<sep>{_COLOURS}["'\\]*\]?{_COLOURS}[ \t]*(?:{_SIGN.pattern})[ \t]*{_COLOURS}
+            (?:{_CONTINUED}[ \t]*)?(?:[bu](?=["']))?(?=\S)
         |:[ \t]*\r?\n(?:[ \t]+(?:-[ \t]+)?|-[ \t]+)(?=\S)(?!\S+:(?:\s|\Z))  # name:, and lines of its own
         |["'\\]*,[ \t]*b?(?=["'\\])                                   # ("name", "value")
-        |["'\\]*,?[\s\0]+(?=\S))                                       # --name value
+        |["'\\]*,?(?:{_CONTINUED}|[\s\0])+(?=\S))                      # --name value
     """,
     re.VERBOSE,
 )
@@ -344,7 +346,7 @@ def value_span(text: str, match: re.Match[str], kind: str) -> tuple[int, int]:
     start = match.end("sep")
     before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
     own_line = not match.group("dash") and re.fullmatch(r"[\s\-]*(?:export +)?", before) is not None
-    if "\n" in match.group("sep"):
+    if "\n" in match.group("sep") and not re.search(_CONTINUED, match.group("sep")):
         item = rf"|\n{re.escape(before)}-[ \t][^\n]*" if match.group("sep").rstrip(" \t").endswith("\n-") else ""
         deeper = re.compile(rf"[^\n]*(?:\n[ \t]{{{len(before) + 1},}}[^\s][^\n]*{item})*").match(text, start)
         skipped = not own_line or deeper is None or text.startswith(MASK, start)

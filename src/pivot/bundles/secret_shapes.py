@@ -68,7 +68,8 @@ SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         r"(?i)(?<=\bbearer )(?![\"'<])(?![a-z]+(?:[\s.,;)\]]|$))[^\s\"'\\,]{6,}",
     ),
     _shape("asic", rf"(?<=\b[Bb]asic ){_MIXED}[A-Za-z0-9+/]{{8,}}={{0,2}}"),
-    _shape("://", r"(://[^\s/:@\"'<>]*:)[^\s/@\"'<>]+(?=@)", r"\g<1>{}"),
+    # a password may hold an @ (the last one before the path is the host's), and a piece that is masked already
+    _shape("://", r"(://[^\s/:@\"'<>]*:)(?:<\w+>|[^\s/\"'<>])+(?=@)", r"\g<1>{}"),
     _shape("://", r"(://)(?=[^\s/:@\"'<>]*\d)[^\s/:@\"'<>]{16,}(?=@)", r"\g<1>{}"),
     _shape("ig=|ature=", r"(?i)([?&](?:x-\w+-)?sig(?:nature)?=)[^\s&\"'<>]+", r"\g<1>{}"),
     _shape(
