@@ -148,6 +148,18 @@ def test_what_is_missing_has_its_reason_and_the_run_goes_on(tmp_path: Path) -> N
     assert entry(found, "probe")["reason"] == "nothing there: no path was given"
 
 
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+def test_letters_of_two_bytes_are_masked(tmp_path: Path, config: Path, code: str) -> None:
+    log, marked = tmp_path / "probe.jsonl", tmp_path / "marked.jsonl"
+    wide = f"the key {KEY} here\nand password=Zq9-made-up\n".encode(code)
+    log.write_bytes(b"a line of ordinary letters\n" * 200 + wide)
+    marked.write_bytes(b"\xff\xfe" + "密码".encode("utf-16-le") * 3000)
+    found = answer(request(tmp_path, config_paths=[str(config)], probe_records=[str(log), str(marked)]))
+    text = (Path(found["staging"]) / f"probe{log}").read_text().replace("\0", "")
+    assert text.endswith(f"the key {MASK} here\nand password={MASK}\n")
+    assert entry(found, f"probe{marked}")["reason"] == "not copied: 12002 bytes that are no text"
+
+
 def test_a_long_file_keeps_its_beginning_and_end_with_a_mark(tmp_path: Path) -> None:
     log = tmp_path / "big.jsonl"
     log.write_text("".join(f"line {number:06d} password=pw{number:06d}\n" for number in range(20000)))

@@ -355,8 +355,8 @@ class Collector:
             self.write(row, name + ".link", str(path), lambda sink, limit: put(sink, target, limit))
             return
         with path.open("rb") as source:
-            binary = b"\0" in source.read(4096)
-        if binary:
+            head = source.read(4096)
+        if b"\0" in head or head.startswith((b"\xff\xfe", b"\xfe\xff")):  # the latter are marks of UTF-16
             raise MissingError(f"not copied: {path.stat().st_size} bytes that are no text")
         self.write(row, name, str(path), lambda sink, limit: copy_file(path, sink, limit))
 

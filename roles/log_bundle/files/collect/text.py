@@ -6,6 +6,7 @@ import collections
 import hashlib
 import io
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pivot.bundles.redact import Redactor
 TIMEOUT = 60
 MAX_LINE = 1 << 20
 BLOCK = 1 << 18
+WIDE = re.compile(rb"(?:[^\0]\0){8,}[^\0]?|(?:\0[^\0]){8,}\0?")
 
 
 class MissingError(Exception):
@@ -39,7 +41,7 @@ class Sink:
 
     def block(self, raw: bytes) -> None:
         """Add whole lines at once; a key that goes on after them stays with what follows."""
-        text = raw.decode("utf-8", "surrogateescape")
+        text = decoded(raw)
         self.lines.append(text)
         self.pending += len(text)
         if self.pending >= BLOCK:
@@ -49,7 +51,7 @@ class Sink:
 
     def line(self, raw: bytes, cut_end: bool = False) -> None:
         """Add one line; cut_end says that its end is missing, so that its last word may be part of a secret."""
-        text = raw.decode("utf-8", "surrogateescape")
+        text = decoded(raw)
         if cut_end:
             self.flush()
             text = self.redactor.text(text, cut_end=True) + "\n"
@@ -85,6 +87,13 @@ class Sink:
         """Write the rest."""
         self.flush()
         self.file.close()
+
+
+def decoded(raw: bytes) -> str:
+    """Text as it is masked: letters of two bytes (UTF-16), in which no secret would be seen, as plain ones."""
+    if b"\0" in raw:
+        raw = WIDE.sub(lambda found: found.group().replace(b"\0", b""), raw)
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def pump(source: Any, sink: Sink, limit: int) -> int:
