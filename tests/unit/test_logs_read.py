@@ -279,6 +279,8 @@ def test_each_kind_of_line_is_known(line: str, kind: str, groups: tuple[str, ...
         "[10:00:00] Load weight begin. avail mem=94.80 GB",
         "[10:00:00] init_cpu_threads_env and shared memory based AllReduce is disabled, only intel amx",
         '[10:00:00] INFO:     127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK',
+        "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs. To silence this",
+        "CustomAllreduce is disabled because this process group spans across nodes.",
         # what somebody asked
         "[10:00:00] Receive: obj=GenerateReqInput(rid='a', text='CUDA out of memory: Scheduler hit an exception')",
         "[10:00:00] Receive OpenAI: obj={'messages': [{'content': 'NCCL WARN, watchdog timeout (self.watchdog_timeout=3'}]}",

@@ -227,6 +227,27 @@ def test_a_detokenizer_that_is_the_victim_o03(tmp_path: Path) -> None:
     assert found.suspects[0].finding.fix.startswith("py-spy dump")
 
 
+PCIE = "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs. To silence this warning, specify disable_custom_all_reduce=True explicitly."
+LACKS = "CustomAllreduce is disabled because your platform lacks GPU P2P capability or P2P test failed. To silence"
+WAITS = "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)"
+KILLED = "Subprocess scheduler_2 (pid=12) crashed with exit code -9. Triggering SIGQUIT for cleanup..."
+
+
+@pytest.mark.parametrize(
+    ("said", "end", "expected"),
+    [
+        (PCIE, KILLED, ""),
+        (PCIE, WAITS, ""),
+        (LACKS, KILLED, ""),
+        (LACKS, WAITS, "a rank made no step, and the GPUs have no peer access: the path between the GPUs is suspect"),
+    ],
+)
+def test_custom_allreduce_that_is_not_used_is_ordinary(tmp_path: Path, said: str, end: str, expected: str) -> None:
+    found = look(tmp_path, at(0, said, 30) + start() + at(0, said, 40) + decode(12) + at(13, end), properties=FAILED)
+    told = [one.finding.message for one in found.suspects if one.finding.code == "DIAG-P2P"]
+    assert [message.startswith(expected) for message in told] == [True] * bool(expected)
+
+
 def test_p2p_off_for_nccl_alone_n03(tmp_path: Path) -> None:
     launch, environment = "tp-size: 8\n", {"NCCL_P2P_DISABLE": "1"}
     files: dict[str, Any] = {"config/etc/sglang/launch.yaml": launch, "process/environment.json": environment}

@@ -89,10 +89,11 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         r"|(?:flashinfer|triton|tvm.ffi|torch_extensions|inductor)\S*/\S+\.so: cannot open"
         r"|No such file.*\bcache/\S*(?:flashinfer|triton|tvm-ffi|torch_extensions|inductor)",
     ),
+    # that custom allreduce is disabled is ordinary where there are more than two PCIe-only GPUs
     "peer": _kind(
-        "peer access|P2P is |p2p access|cudaIpc|allreduce is disabled",
+        "peer access|P2P is |p2p access|cudaIpc|lacks GPU P2P",
         r"peer access (?:is not|between)|P2P is (?:disabled|not supported)|p2p access|cudaIpc\w+.*(?:fail|rror)"
-        r"|[Cc]ustom allreduce is disabled because",
+        r"|platform lacks GPU P2P",
     ),
     "port": _kind(
         "lready in use|lready occupied|not available", r"already (?:in use|occupied)|port \d+ is not available"

@@ -84,20 +84,21 @@ def diverged(facts: Facts) -> Iterator[Suspect]:
 
 def collectives(facts: Facts) -> Iterator[Suspect]:
     """A path between the GPUs that carries nothing: communicators are there, and no collective comes back."""
-    run, note, peer = facts.run, facts.note("collective"), facts.note("peer")
+    run, note, peer, waits = facts.run, facts.note("collective"), facts.note("peer"), facts.note("watchdog")
     refused = peer is not None and re.search(r"C(?:UDA error: |uda failure .*)peer access", peer.first.text) is not None
-    broken = note is not None or refused or (peer is not None and run is not None and run.broken)
     logs = [log for log in (facts.nccl, facts.log.nccl) if log.ranks]
     silent = [log for log in logs if silent_after_init(log)]
     stuck = run is not None and run.ready is None and not run.decode.lines
-    if not broken and not (silent and stuck):
+    if not (note or refused or (peer and waits) or (silent and stuck)):
         return
     ranks = [one for log in silent for one in log.complete]
     ways = {name.decode("utf-8", "replace") for log in logs for one in log.ranks.values() for name in one.transports}
     path = f" over {', '.join(sorted(ways))}" if ways else ""
-    what = f"all ranks are initialised, and no collective followed{path}"
+    what = "a rank made no step, and the GPUs have no peer access"
     if note or refused:
         what = "a collective did not come back" if note else "a GPU is refused the memory of another"
+    elif silent:
+        what = f"all ranks are initialised, and no collective followed{path}"
     yield suspect(
         "DIAG-P2P",
         Severity.ERROR,
@@ -105,7 +106,7 @@ def collectives(facts: Facts) -> Iterator[Suspect]:
         f"{what}: the path between the GPUs is suspect (ACS or the IOMMU redirects peer writes)",
         "lspci -vvv | grep -E 'ACSCtl.*(ReqRedir|CmpltRedir)\\+' on the node; to go on meanwhile, set "
         "NCCL_P2P_DISABLE=1 together with disable-custom-all-reduce",
-        evidence=[note, peer, *(one.complete for one in ranks)],
+        evidence=[note, peer, None if note or refused else waits, *(one.complete for one in ranks)],
     )
 
 
