@@ -355,6 +355,44 @@ def test_crashed_says_why(tmp_path: Path) -> None:
     assert found.verdict.why == "RuntimeError: captured 2 of 3 aux hidden states"
 
 
+REQUEST = (
+    at(12, "ERROR:    Exception in ASGI application").replace("[2026-11-29 10:12:00] ", "")
+    + "2026-11-29T10:12:00.000000+0000 h sglang[11]: Traceback (most recent call last):\n"
+    + "2026-11-29T10:12:00.000000+0000 h sglang[11]: KeyError: 'role'\n"
+    + "2026-11-29T10:12:00.000000+0000 h sglang[11]: jinja2.exceptions.TemplateError: roles must alternate\n"
+)
+HIT = at(13, "Scheduler hit an exception: Traceback (most recent call last):")
+RAISED = "2026-11-29T10:13:00.000000+0000 h sglang[11]: IndexError: index 163840 is out of bounds\n"
+DIED = at(13, "Subprocess scheduler_2 (pid=12) crashed with exit code -9. Triggering SIGQUIT for cleanup...", 1)
+EARLIER = "2026-11-29T10:00:30.000000+0000 h sglang[11]: ImportError: an optional package is missing\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        (start() + decode(11) + REQUEST + HIT + RAISED + DIED, "IndexError: index 163840 is out of bounds"),
+        (start() + decode(11) + REQUEST * 14 + HIT + RAISED + DIED, "IndexError: index 163840 is out of bounds"),
+        (start() + decode(11) + HIT + RAISED * 30 + DIED, "IndexError: index 163840 is out of bounds"),
+        (EARLIER + start(ready=False) + HIT + RAISED + DIED, "IndexError: index 163840 is out of bounds"),
+        (start() + decode(11) + REQUEST + DIED, "a scheduler died (scheduler_2 -9)"),
+        (start() + decode(11) + REQUEST * 14 + DIED, "a scheduler died (scheduler_2 -9)"),
+        (start() + decode(11) + REQUEST + decode(12) + RAISED + DIED, "IndexError: index 163840 is out of bounds"),
+        (
+            start() + decode(11) + REQUEST + at(12, "Timeout") + RAISED + DIED,
+            "IndexError: index 163840 is out of bounds",
+        ),
+        (
+            start(ready=False) + EARLIER + at(10, "The server is fired up and ready to roll!") + DIED,
+            "a scheduler died (scheduler_2 -9)",
+        ),
+    ],
+)
+def test_an_error_that_a_server_outlived_is_no_cause(tmp_path: Path, log: str, why: str) -> None:
+    found = look(tmp_path, log, properties=FAILED, **{"processes.json": [], "answers.json": []})
+    assert (found.verdict.state, found.verdict.why) == (State.CRASHED, why)
+    assert ("DIAG-EXCEPTION" in codes(found)) == why.startswith("IndexError")
+
+
 def test_killed_during_a_load(tmp_path: Path) -> None:
     log = start(ready=False) + at(
         7, "Subprocess scheduler_0 (pid=12) crashed with exit code -9. Triggering SIGQUIT for cleanup..."

@@ -37,7 +37,8 @@ class Evidence:
 class Line:
     """A line without its prefixes. time: unix seconds, None when the line has none; zone: whether that is sure.
 
-    rank: as SGLang writes it ("TP3", "DP1 TP0"), "" for the main process; source: who wrote it, by the journal.
+    rank: as SGLang writes it ("TP3", "DP1 TP0"), "" for the main process; source: who wrote it, by the journal; begins:
+    whether SGLang's own time stands before it, so that it does not go on with what the line before says.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Line:
     rank: str
     source: str
     text: str
+    begins: bool = False
 
 
 _COLOUR = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])?")
@@ -125,7 +127,7 @@ class Clock:
                 time = self._at(own.group(1), own.group(2), own.group(3))
             rank = own.group(4).strip()
             text = text[own.end() :]
-        return Line(number, time, zone, rank, source, text)
+        return Line(number, time, zone, rank, source, text, begins=own is not None)
 
     def _at(self, date: str | None, clock: str, fraction: str | None) -> float:
         seconds = int(clock[:2]) * 3600 + int(clock[3:5]) * 60 + int(clock[6:8]) + float(f"0.{fraction or 0}")

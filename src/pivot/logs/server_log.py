@@ -20,6 +20,8 @@ from pivot.logs.log_lines import KEPT, SHOWN, Clock, Evidence, Line, Note, add_n
 from pivot.logs.starts import BEGIN, CAPTURE, END, FOLLOW_UP, READY, Phase, phases
 
 RUNS = 24  # runs of one log that are kept in detail
+ERRORS = 12  # errors of one run that are kept
+REQUEST_FAILED = "Exception in ASGI application"  # uvicorn's; a traceback follows
 # kinds of lines after which a run is broken, and those that end it by a fault
 BREAKS = frozenset({"watchdog", "dead", "hit", "quit", "collective"})
 # what a rank says when another one is gone
@@ -106,8 +108,10 @@ class Run:
         self.ready_time: float | None = None
         self.decode = Decode()
         self.notes: dict[str, Note] = {}
-        self.errors: list[tuple[str, Evidence, str]] = []  # exception with its message, line, rank
+        # exception with its message, line, whether it is a request's; what counts is said at `add_error`
+        self.errors: list[tuple[str, Evidence, bool]] = []
         self.error_count = 0
+        self.request_failed = 0  # line of it, while its traceback may go on
         self.health_good: Note | None = None
         self.health_bad: Note | None = None
         self.ended: Evidence | None = None
@@ -118,6 +122,17 @@ class Run:
         beside = self.beside > 0 if ends else under_way is not None and self.ready is None
         self.beside += (-1 if ends else 1) if beside else 0
         return beside
+
+    def add_error(self, text: str, evidence: Evidence) -> None:
+        """Keep an error: the first ones of a start, of a server that is up the last ones, and the first ones since a
+        process of its says that it hit an exception.
+        """
+        self.error_count += 1
+        of_request = self.request_failed > (self.decode.last[0] if self.decode.last else 0)
+        if self.ready is not None and "hit" not in self.notes:
+            self.errors = self.errors[1 - ERRORS :]
+        if len(self.errors) < ERRORS:
+            self.errors.append((text, evidence, of_request))
 
     @property
     def phases(self) -> list[Phase]:
@@ -134,9 +149,21 @@ class Run:
 
     @property
     def cause(self) -> tuple[str, Evidence] | None:
-        """The first error that is not the consequence of another, of the same rank or of one that is gone."""
-        own = [(text, line) for text, line, _ in self.errors if not any(word in text for word in FOLLOW_UP)]
+        """The first error that is not the consequence of another, of the same rank or of one that is gone.
+
+        A request's is none, unless a process says that it hit an exception.
+        """
+        own = [
+            (text, line)
+            for text, line, of_request in self.errors
+            if not any(word in text for word in FOLLOW_UP) and not (of_request and "hit" not in self.notes)
+        ]
         return next((one for one in own if not any(word in one[0] for word in BY_OTHERS)), own[0] if own else None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its server has said something itself."""
+        return bool(self.ready or self.milestones or self.errors)
 
     @property
     def broken(self) -> bool:
@@ -250,7 +277,7 @@ class ServerLog:
             self.nccl.add(nccl, line, evidence)
         if announced or ("ServerArgs(" in line.text and not self._armed):
             run = self._run
-            if run is None or run.ended is not None or ((run.milestones or run.errors) and not self._armed):
+            if run is None or run.ended is not None or (run.has_begun and not self._armed):
                 self._open(evidence, line)
             self._armed = False
         run = self._of(line)
@@ -267,7 +294,7 @@ class ServerLog:
         run = self._run
         if word == "Starting" or (word == "Started" and (run is None or run.ended is not None)):
             # a start whose server has not said anything is still the same one
-            if run is None or run.ended is not None or run.milestones or run.errors:
+            if run is None or run.ended is not None or run.has_begun:
                 self._open(evidence, line)
             self._armed = True
         elif word == "Stopping" and run is not None:
@@ -281,7 +308,8 @@ class ServerLog:
         capture = CAPTURE.search(text) if "Capture " in text else None
         begin = BEGIN in text
         if READY in text:
-            run.ready = run.ready or evidence
+            if run.ready is None:
+                run.ready, run.errors = evidence, []  # it came up in spite of them
             run.ready_time = line.time if run.ready_time is None else run.ready_time
             run.loading, run.capturing, run.beside = None, None, 0
             self._mark(run, line, evidence)
@@ -332,7 +360,13 @@ class ServerLog:
             return
         if "ServerArgs(" in text or "server_args=" in text:  # quotes words that mean something elsewhere
             return
+        if REQUEST_FAILED in text:
+            run.request_failed = line.number
+        elif line.begins:
+            run.request_failed = 0
         for kind, groups in kinds_of(text):
+            if kind == "hit" and kind not in run.notes:
+                run.errors = []  # before it there is no cause of it
             add_note(self.gaps if kind in ("suppressed", "missed") else run.notes, kind, evidence, line.time, groups)
             if kind in ("exited", "failed", "dead"):
                 run.ended = run.ended or evidence
@@ -340,9 +374,7 @@ class ServerLog:
                 run.clean = run.clean or not run.broken
         failure = None if nccl else (_EXCEPTION.match(text) or _argparse(text))
         if failure:
-            run.error_count += 1
-            if len(run.errors) < 12:
-                run.errors.append((failure.group("said")[:SHOWN], evidence, line.rank))
+            run.add_error(failure.group("said")[:SHOWN], evidence)
 
 
 def _argparse(text: str) -> re.Match[str] | None:
