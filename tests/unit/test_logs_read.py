@@ -465,3 +465,16 @@ def test_kernel_messages_b13() -> None:
         ("0000:21:00", 31, "application"),
     ]
     assert set(log.notes) == {"driver", "host-memory"}
+
+
+def test_kernel_messages_of_one_card_are_kept_by_their_first_and_last() -> None:
+    line = "[ 9.0] NVRM: Xid (PCI:0000:{0:02x}:00): 13, x\n"
+    log = gpu_logs.KernelLog().read(io.BytesIO("".join(line.format(card) * 300 for card in (1, 2)).encode()))
+    assert [(xid.device, xid.evidence.line) for xid in log.xids] == [
+        ("0000:01:00", 1),
+        ("0000:01:00", 300),
+        ("0000:02:00", 301),
+        ("0000:02:00", 600),
+    ]
+    flood = "".join(f"[ 9.0] NVRM: Xid (PCI:{card:04x}:00:00): 13, x\n" for card in range(5000))
+    assert len(gpu_logs.KernelLog().read(io.BytesIO(flood.encode())).xids) == 200

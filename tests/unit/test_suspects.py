@@ -85,6 +85,61 @@ def test_xids_from_before_the_last_boot_are_past_b13(tmp_path: Path) -> None:
     assert [(one.line) for one in found.suspects[0].evidence][:1] == [3]
 
 
+XID = "2026-11-29T10:01:00+0000 pve1 kernel: NVRM: Xid (PCI:0000:{0}:00): {1}\n"
+RESET = XID.format("a1", "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+
+
+def test_a_card_that_was_reset_is_well_again(tmp_path: Path) -> None:
+    gone = "2026-11-29T10:01:01+0000 pve1 kernel: NVRM: GPU 0000:a1:00.0: GPU has fallen off the bus.\n"
+    kernel = XID.format("a1", "119, Timeout after 45s of waiting for RPC response from GPU0 GSP!") + gone
+    for number, (more, expected) in enumerate(
+        (("", ["DIAG-GPU-LOST"]), (RESET, []), (RESET + XID.format("a1", "119, again"), ["DIAG-GPU-LOST"]))
+    ):
+        (tmp_path / str(number)).mkdir()
+        assert codes(serves(tmp_path / str(number), **{"node/kernel.log": kernel + more})) == expected
+    # it may be why a server ended all the same
+    (tmp_path / "ended").mkdir()
+    found = look(tmp_path / "ended", crash(5), properties=FAILED, **{"node/kernel.log": kernel + RESET})
+    assert codes(found) == ["DIAG-EXCEPTION", "DIAG-GPU-FAULT"]
+    assert "(Xid 119 on 0000:a1:00, reset since)" in found.suspects[1].finding.message
+
+
+def test_a_lost_card_behind_hundreds_of_lines_of_another(tmp_path: Path) -> None:
+    kernel = "".join(XID.format("21", f"13, Graphics SM Warp Exception on (GPC {line})") for line in range(256))
+    found = serves(tmp_path, **{"node/kernel.log": kernel + XID.format("a1", "62, 00000000 (GSP halt)")})
+    assert codes(found) == ["DIAG-GPU-LOST"]
+    assert [one.line for one in found.suspects[0].evidence] == [257]
+
+
+def test_a_part_of_a_card_reports_too(tmp_path: Path) -> None:
+    line = "[ 9.1] NVRM: Xid (PCI:0000:a1:00 GPU-I:05): 62, 00000000 (GSP halt)\n"
+    assert codes(serves(tmp_path, **{"node/kernel.log": line})) == ["DIAG-GPU-LOST"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "launch", "serving", "severity"),
+    [
+        (("01", "21"), "tp-size: 2\n", True, "warning"),
+        (("01", "21"), "tp-size: 2\n", False, "warning"),
+        (("01", "21"), "", True, "warning"),
+        (("01", "21"), "", False, "error"),  # nobody knows how many it uses
+        (("01", "21"), "tp-size: 3\n", False, "error"),  # the lost one may be the third
+        (("01", "A1"), "tp-size: 2\n", True, "error"),
+        ((), "tp-size: 2\n", True, "error"),
+    ],
+)
+def test_whose_card_is_lost(tmp_path: Path, shown: tuple[str, ...], launch: str, serving: bool, severity: str) -> None:
+    files = {
+        "node/kernel.log": XID.format("a1", "119, Timeout after 45s"),
+        "system/gpus.txt": "".join(card(name, 131072) for name in shown),
+        "config/etc/sglang/launch.yaml": launch,
+    }
+    found = serves(tmp_path, **files) if serving else look(tmp_path, crash(5), properties=FAILED, **files)
+    assert (found.suspects[0].finding.code, found.suspects[0].finding.severity) == ("DIAG-GPU-LOST", severity)
+    if serving:
+        assert found.verdict.state == (State.SERVING if severity == "warning" else State.BAD)
+
+
 # --- what files about the machine tell
 
 DEVICES = """/dev:
@@ -179,6 +234,89 @@ def test_another_libcuda_comes_first_h21(tmp_path: Path) -> None:
     found = failed(tmp_path / "b2", "RuntimeError: forward compatibility was attempted on non supported HW", **files)
     assert codes(found)[0] == "DIAG-DRIVER"
     assert "a compat directory of CUDA holds another libcuda" in found.suspects[0].finding.message
+
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
+REFUSED = "[ 9.1] NVRM: API mismatch: the client 570.133.20 (pid 1234) has the version 570.133.20, but this kernel module has the version 580.95.05.\n"
+CUDA = "9 2026-11-29T09:00:00Z /usr/lib/x86_64-linux-gnu/libcuda.so.{0}\n"
+
+
+@pytest.mark.parametrize(
+    ("library", "serving", "expected"),
+    [
+        ("580.95.05", True, None),
+        ("580.95.05", False, None),
+        ("", True, ("warning", "has refused a program with other libraries since it booted")),
+        ("", False, ("error", "libraries differ")),
+        ("570.133.20", True, ("error", "differ: the module is 580.95.05, libcuda is 570.133.20")),
+    ],
+)
+def test_a_program_that_the_driver_refused(
+    tmp_path: Path, library: str, serving: bool, expected: tuple[str, str] | None
+) -> None:
+    files = {"node/kernel.log": REFUSED, "system/proc/driver/nvidia/version": OPEN}
+    files["system/libraries.txt"] = CUDA.format(library) if library else ""
+    found = serves(tmp_path, **files) if serving else look(tmp_path, crash(5), properties=FAILED, **files)
+    told = [one.finding for one in found.suspects if one.finding.code == "DIAG-DRIVER"]
+    assert [one.severity for one in told] == ([expected[0]] if expected else [])
+    assert all(expected and one.message.endswith(expected[1]) for one in told)
+    assert found.verdict.state == (
+        State.CRASHED if not serving else State.BAD if library == "570.133.20" else State.SERVING
+    )
+
+
+def test_versions_that_are_equal_do_not_differ(tmp_path: Path) -> None:
+    files = {"system/proc/driver/nvidia/version": OPEN, "system/libraries.txt": CUDA.format("580.95.05")}
+    found = failed(tmp_path, "pynvml.NVMLError_LibRmVersionMismatch: Driver/library version mismatch", **files)
+    assert found.suspects[0].finding.message == "the node's driver and the container's libraries differ"
+
+
+def victim(group: str, pid: int) -> str:
+    when = "2026-11-29T08:00:00.000000+0000 pve1 kernel: "
+    return (
+        f"{when}oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=ns,mems_allowed=0,oom_memcg={group},"
+        f"task_memcg={group}/ns/system.slice/x.service,task=cc1plus,pid={pid},uid=100000\n"
+        f"{when}Memory cgroup out of memory: Killed process {pid} (cc1plus) total-vm:1kB, anon-rss:1kB\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "container", "expected"),
+    [
+        (victim("/lxc/105", 77), "101", []),
+        (victim("/qemu.slice/106.scope", 77), "101", []),
+        (victim("/lxc/101", 77), "101", [1, 2]),
+        (victim("/lxc/105", 77) + victim("/lxc/101", 78), "101", [3, 4]),
+        (victim("/lxc/105", 77) + victim("/lxc/101", 77), "101", [3, 4]),  # a number that comes again
+        (victim("/lxc/105", 77), "", [1, 2]),  # nobody knows which one is its own
+    ],
+)
+def test_whose_memory_ran_out(tmp_path: Path, kernel: str, container: str, expected: list[int]) -> None:
+    asked = {"name": "node/container.conf", "source": f"pct config {container}", "sha256": None}
+    manifest = {"schema": 2, "host": "h", "unit": "sglang.service", "time": "", "files": [asked] if container else []}
+    found = look(tmp_path, crash(5), properties=FAILED, **{"node/kernel.log": kernel, "manifest.json": manifest})
+    told = [one for one in found.suspects if one.finding.code == "DIAG-HOST-MEMORY"]
+    assert [one.line for each in told for one in each.evidence] == expected
+    assert [one.finding.severity for one in told] == ["error"] * bool(expected)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"system/sys/fs/cgroup/memory.events": "low 0\noom 1\noom_kill 1\n"},
+        {"node/kernel.log": victim("/lxc/101", 77)},
+    ],
+)
+def test_memory_that_ran_out_once_does_not_make_a_server_bad(tmp_path: Path, files: dict[str, str]) -> None:
+    found = serves(tmp_path, **files)
+    assert (found.verdict.state, codes(found)) == (State.SERVING, ["DIAG-HOST-MEMORY"])
+    assert found.suspects[0].finding.severity == "warning"
+    (tmp_path / "failed").mkdir()
+    found = look(tmp_path / "failed", crash(5), properties=FAILED, **files)
+    assert found.suspects[0].finding.severity == "error"
+    (tmp_path / "mute").mkdir()
+    mute: dict[str, Any] = {**files, "answers.json": [{"path": "/health", "status": None, "seconds": 22.0}]}
+    assert serves(tmp_path / "mute", **mute).suspects[0].finding.severity == "error"
 
 
 def test_a_memory_limit_that_slows_a_load_h16(tmp_path: Path) -> None:

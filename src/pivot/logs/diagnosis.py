@@ -37,6 +37,8 @@ MEANT = frozenset(row[1] for row in ASIDE).union(
     ["DIAG-LOG-GAP", "DIAG-GPU-ECC", "DIAG-HEALTH-SLOW", "DIAG-NCCL-SILENT", "DIAG-FLIGHT-EMPTY"],
     ["DIAG-DEVICE-LATE", "DIAG-PCIE-LINK", "DIAG-PCIE-WIDTH", "DIAG-BAR1"],
 )
+# do not either while they are warnings: of cards that others have, and of what is past
+PAST = frozenset({"DIAG-GPU-LOST", "DIAG-DRIVER", "DIAG-HOST-MEMORY"})
 
 
 class State(enum.StrEnum):
@@ -360,7 +362,8 @@ def _serving(facts: Facts, found: Sequence[Suspect]) -> Verdict:
     assert run is not None  # noqa: S101 - _starting has answered otherwise
     ready = (run.ready,) if run.ready else ()
     bad = [suspect for suspect in found if suspect.finding.code not in MEANT]
-    worst = [suspect for suspect in bad if suspect.finding.severity is Severity.ERROR] or bad
+    worst = [suspect for suspect in bad if suspect.finding.severity is Severity.ERROR]
+    worst = worst or [suspect for suspect in bad if suspect.finding.code not in PAST]
     if worst:
         return Verdict(State.BAD, worst[0].finding.message, worst[0].evidence)
     slow = [answer for answer in facts.answers.values() if answer.path == "/health" and answer.status != 200]

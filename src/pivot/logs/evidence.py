@@ -86,6 +86,13 @@ class Facts:
                 return found
         return self.log.nccl.notes.get(kind) or self.nccl.notes.get(kind)
 
+    @property
+    def well(self) -> bool:
+        """Whether the current run came up and nothing has broken it since: what the machine reports may be past."""
+        run, health = self.run, self.answers.get("/health")
+        up = run is not None and (run.ready is not None or run.decode.lines > 0) and self.failure is None
+        return up and (health is None or (health.status is not None and health.status < 500))
+
     def gave_up(self, run: Run) -> bool:
         """Whether a log alone, which nobody explains, ends in an error of its start."""
         return not self.manifest and run is self.run and run.gave_up is not None
@@ -177,11 +184,18 @@ def _gpu_logs(facts: Facts, path: Path) -> None:
     for file in sorted((path / "flight").rglob("*.json")):
         if rank := re.search(r"(\d{1,5})\.json$", file.name):
             facts.flight.add(read_json(file, FLIGHT_LIMIT), int(rank.group(1)), file.relative_to(path).as_posix())
+    facts.kernel.container = _container(facts.manifest)
     for name in ("system/kernel.log", "node/kernel.log", "node/container.log"):
         if (path / name).is_file():
             with (path / name).open("rb") as stream:
                 facts.kernel.name = name
                 facts.kernel.read(stream)
+
+
+def _container(manifest: Mapping[str, Any]) -> str:
+    """The container's id on its node, as the node was asked for it; "" when it was not."""
+    sources = (str(e.get("source")) for e in mappings(manifest.get("files")) if e.get("name") == "node/container.conf")
+    return next((source[11:] for source in sources if re.fullmatch(r"pct config \d+", source)), "")
 
 
 def _processes(facts: Facts, path: Path) -> None:

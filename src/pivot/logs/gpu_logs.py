@@ -210,7 +210,9 @@ class FlightLog:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Xid:
-    """A GPU's error report. klass: "application", "memory", "fatal" or "unknown" (data/xids.yml)."""
+    """A GPU's error report. klass: "application", "memory", "fatal" or "unknown" (data/xids.yml), and "recovered" once
+    the driver has said that the card needs no action any more.
+    """
 
     device: str
     number: int
@@ -219,11 +221,14 @@ class Xid:
 
 
 _BOOT = re.compile(r"\bLinux version \d+\.\d+\S* \(")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([\w:.]+?)\): *(\d{1,5})")
+_LOST = re.compile(r"GPU has fallen off the bus|NVRM: GPU at \S+ has been lost")
+_ADDRESS = re.compile(r"\b([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b")
+# whose process was killed, of a container or a virtual machine, and which
+_VICTIM = re.compile(r"oom-kill:.*task_memcg=/(?:lxc|qemu\.slice)/(\d+)\b.*,pid=(\d+)")
+_KILLED = re.compile(r"Killed process (\d+)\b")
 _KERNEL = {
     "host-memory": re.compile(r"Out of memory: Killed process|oom-kill:|Memory cgroup out of memory"),
     "driver": re.compile(r"NVRM: API mismatch"),
-    "fell-off": re.compile(r"GPU has fallen off the bus|NVRM: GPU at \S+ has been lost"),
     "link": re.compile(r"AER: .*(?:Uncorrect|Fatal)|Surprise Link Down|PCIe Bus Error: severity=(?:Uncorrect|Fatal)"),
     "modules": re.compile(
         r"RmInitAdapter failed|rm_init_adapter failed|requires use of the NVIDIA open kernel modules"
@@ -236,12 +241,23 @@ _KERNEL = {
 
 
 class KernelLog:
-    """Kernel messages since boot, from dmesg or the journal."""
+    """Kernel messages since boot, from dmesg or the journal. container: the id on the node, "" where it is not known.
 
-    def __init__(self, name: str = "kernel.log") -> None:
+    lost: cards that fell off the bus, "" for one that the line does not name.
+    """
+
+    def __init__(self, name: str = "kernel.log", container: str = "") -> None:
         self.name = name
-        self.xids: list[Xid] = []
+        self.container = container
         self.notes: dict[str, Note] = {}
+        self.lost: dict[str, Evidence] = {}
+        self._xids: dict[tuple[str, int], list[Xid]] = {}  # of each card and number the first and the last
+        self._others: set[str] = set()  # killed processes that are none of the container's
+
+    @property
+    def xids(self) -> list[Xid]:
+        """Error reports, of each card and number the first and the last: a program can write hundreds at once."""
+        return [xid for found in self._xids.values() for xid in found]
 
     def read(self, stream: BinaryIO) -> KernelLog:
         """Take all of a stream."""
@@ -249,13 +265,38 @@ class KernelLog:
         for number, raw in split_lines(stream):
             line = clock.line(number, raw)
             if _BOOT.search(line.text):  # what was before it is of another boot
-                self.xids, self.notes = [], {}
+                self.notes, self.lost, self._xids = {}, {}, {}
             evidence = Evidence(self.name, number, line_text(raw))
-            xid = _XID.search(line.text) if "Xid" in line.text else None
-            if xid and len(self.xids) < KEPT:
-                code = int(xid.group(2))
-                self.xids.append(Xid(xid.group(1), code, xids.kind(code), evidence))
+            self._card(line.text, evidence)
             for kind, pattern in _KERNEL.items():
-                if pattern.search(line.text):
+                if pattern.search(line.text) and not (kind == "host-memory" and self._of_another(line.text)):
                     add_note(self.notes, kind, evidence, line.time)
         return self
+
+    def _card(self, text: str, evidence: Evidence) -> None:
+        """What a line says about one card."""
+        if match := xids.LINE.search(text):
+            address, number = match[1].lower(), int(match[2])
+            if xids.is_recovered(number, match[3]):
+                self._recovered(address)
+            elif (address, number) in self._xids or len(self._xids) < KEPT:
+                first = [xid for xid in self._xids.get((address, number), []) if xid.klass != "recovered"][:1]
+                self._xids[address, number] = [*first, Xid(address, number, xids.kind(number), evidence)]
+        elif _LOST.search(text) and len(self.lost) < KEPT:
+            named = _ADDRESS.search(text)
+            self.lost.setdefault(named[1].lower() if named else "", evidence)
+
+    def _recovered(self, address: str) -> None:
+        self.lost.pop(address, None)
+        for (card, _), found in self._xids.items():
+            if card == address:
+                found[:] = [dataclasses.replace(xid, klass="recovered") for xid in found]
+
+    def _of_another(self, text: str) -> bool:
+        """Whether a line about memory that ran out is of another container or a virtual machine."""
+        if (victim := _VICTIM.search(text)) and self.container:
+            other = victim[1] != self.container
+            (self._others.add if other and len(self._others) < KEPT else self._others.discard)(victim[2])
+            return other
+        killed = _KILLED.search(text)
+        return killed is not None and killed[1] in self._others

@@ -52,9 +52,10 @@ def exception(facts: Facts) -> Iterator[Suspect]:
 
 def faulted_gpus(facts: Facts) -> Iterator[Suspect]:
     """What a failed server's processes did on a GPU: an application's fault, which blocks nothing."""
-    found = [xid for xid in facts.kernel.xids if xid.klass in ("application", "unknown")]
+    found = [xid for xid in facts.kernel.xids if xid.klass in ("application", "unknown", "recovered")]
     if found and facts.failure is not None:
-        named = ", ".join(dict.fromkeys(f"Xid {xid.number} on {xid.device}" for xid in found))
+        words = [f"Xid {xid.number} on {xid.device}{', reset since' * (xid.klass == 'recovered')}" for xid in found]
+        named = ", ".join(dict.fromkeys(words))
         yield suspect(
             "DIAG-GPU-FAULT",
             Severity.WARNING,

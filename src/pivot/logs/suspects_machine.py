@@ -11,6 +11,7 @@ from pivot.logs.log_kinds import SHM
 from pivot.logs.suspect import Suspect, suspect
 
 OLD_SHM_SECONDS = 60
+RANKS = ("tp-size", "tp", "tensor-parallel-size")  # one flag in three spellings
 NO_VOLUMES = ("squashfs", "iso9660", "erofs")  # read-only images are always full
 WRITTEN = re.compile(r"/|/(?:run|home|root|srv)|/(?:var|tmp|run|opt|etc)\b.*")
 
@@ -61,19 +62,23 @@ def shared_memory(facts: Facts) -> Iterator[Suspect]:
 
 
 def lost_gpus(facts: Facts) -> Iterator[Suspect]:
-    """GPUs that need a reset, and those whose memory reports errors."""
-    fatal = [xid for xid in facts.kernel.xids if xid.klass == "fatal"]
-    devices = ", ".join(dict.fromkeys(xid.device for xid in fatal))
-    lost = facts.kernel.notes.get("fell-off")
-    if fatal or lost:
-        yield suspect(
-            "DIAG-GPU-LOST",
-            Severity.ERROR,
-            facts,
-            f"a GPU needs a reset ({devices or 'it fell off the bus'}); a warm reboot may not be enough",
-            "power the node fully off and on, then nvidia-smi -q | grep -i recovery",
-            evidence=[*(xid.evidence for xid in fatal), lost],
-        )
+    """GPUs that need a reset, the container's or others, and those whose memory reports errors."""
+    lost = [(xid.device, xid.evidence) for xid in facts.kernel.xids if xid.klass == "fatal"]
+    lost += facts.kernel.lost.items()
+    for own in (True, False):
+        its = [(device, line) for device, line in lost if _may_be_own(facts, device) is own]
+        devices = ", ".join(dict.fromkeys(device for device, _ in its if device)) or "it fell off the bus"
+        if its:
+            yield suspect(
+                "DIAG-GPU-LOST",
+                Severity.ERROR if own else Severity.WARNING,
+                facts,
+                f"a GPU needs a reset ({devices}); a warm reboot may not be enough"
+                if own
+                else f"a GPU that the container does not have needs a reset ({devices})",
+                "power the node fully off and on, then nvidia-smi -q | grep -i recovery",
+                evidence=[line for _, line in its],
+            )
     memory = [xid for xid in facts.kernel.xids if xid.klass == "memory"]
     if memory:
         yield suspect(
@@ -84,6 +89,17 @@ def lost_gpus(facts: Facts) -> Iterator[Suspect]:
             "nvidia-smi -q -d ECC,ROW_REMAPPER",
             evidence=[xid.evidence for xid in memory],
         )
+
+
+def _may_be_own(facts: Facts, device: str) -> bool:
+    """Whether a card may be the container's: not when that shows all that its server uses, and this one is not there.
+
+    A server that is well uses no other; one that is not may miss the lost one.
+    """
+    shown, given = [card.name.lower() for card in facts.machine.cards], facts.arguments
+    ranks = next((given[name] for name in RANKS if name in given), "1" if given else "")
+    all_shown = facts.well or (ranks.isdecimal() and len(shown) >= int(ranks[:9]))
+    return not shown or not all_shown or any(device in name for name in shown)
 
 
 def link(facts: Facts) -> Iterator[Suspect]:
@@ -112,28 +128,32 @@ def link(facts: Facts) -> Iterator[Suspect]:
 
 def driver(facts: Facts) -> Iterator[Suspect]:
     """The node's driver against the container's libraries, and which kernel modules it is."""
-    note = facts.note("driver") or facts.kernel.notes.get("driver")
+    said, refused = facts.note("driver"), facts.kernel.notes.get("driver")  # the kernel does not say which container's
     module, library = facts.machine.module, facts.machine.library
-    if note or (module and library and module != library):
-        pair = f": the module is {module}, libcuda is {library}" if module and library else ""
+    known, differ = bool(module and library), bool(module and library and module != library)
+    if said or differ or (refused and not known):
+        now = said or differ or not facts.well
+        pair = f": the module is {module}, libcuda is {library}" if differ else ""
         compat = "; a compat directory of CUDA holds another libcuda" if facts.machine.compat else ""
         yield suspect(
             "DIAG-DRIVER",
-            Severity.ERROR,
+            Severity.ERROR if now else Severity.WARNING,
             facts,
-            f"the node's driver and the container's libraries differ{pair}{compat}",
+            f"the node's driver and the container's libraries differ{pair}{compat}"
+            if now
+            else "the node's driver has refused a program with other libraries since it booted",
             "cat /proc/driver/nvidia/version; ldconfig -p | grep libcuda; install the pinned one where it moved",
-            evidence=[note, facts.machine.compat],
+            evidence=[said or refused, facts.machine.compat],
         )
-    refused = facts.kernel.notes.get("modules")
-    if refused:
+    closed = facts.kernel.notes.get("modules")
+    if closed:
         yield suspect(
             "DIAG-MODULES",
             Severity.ERROR,
             facts,
             "the driver's kernel modules cannot run this GPU: Blackwell needs the open ones",
             "modinfo -F license nvidia on the node (Dual MIT/GPL is right); install the open modules, then reboot it",
-            evidence=[refused, facts.machine.closed],
+            evidence=[closed, facts.machine.closed],
         )
 
 
@@ -212,11 +232,14 @@ def host_memory(facts: Facts) -> Iterator[Suspect]:
     kills = facts.machine.memory_events.get("oom_kill", 0)
     if kernel or note or kills:
         counted = f"; its cgroup counts {kills} kills" if kills else ""
+        now = note is not None or not facts.well  # the kernel's lines and the cgroup's count are of all since boot
         yield suspect(
             "DIAG-HOST-MEMORY",
-            Severity.ERROR,
+            Severity.ERROR if now else Severity.WARNING,
             facts,
-            f"the host ran out of memory for the server{counted}",
+            f"the host ran out of memory for the server{counted}"
+            if now
+            else f"the host ran out of memory since it booted{counted}",
             "raise the container's memory, or load with less prefetch: cat /sys/fs/cgroup/memory.events",
             evidence=[note, kernel],
         )

@@ -66,6 +66,11 @@ def kind(number: int) -> str:
     return row.kind if row else "unknown"
 
 
+def is_recovered(number: int, text: str) -> bool:
+    """Whether a line says that its card needs no action any more: what it reported before is past."""
+    return number == RECOVERY and re.search(r"to (?:0x0 )?\(?None\)?\s*$", text) is not None
+
+
 def reports(lines: Iterable[str], boot: int) -> list[Report]:
     """Xids since boot, each of a card and number once; what came before a card's recovery was complete is left out.
 
@@ -78,7 +83,7 @@ def reports(lines: Iterable[str], boot: int) -> list[Report]:
         if not match or _date(line, began) < began:
             continue
         address, number = match[1].lower(), int(match[2])
-        if number == RECOVERY and re.search(r"to (?:0x0 )?\(?None\)?\s*$", match[3]):
+        if is_recovered(number, match[3]):
             found = {key: report for key, report in found.items() if key[0] != address}
         else:
             found[address, number] = Report(address, number, match[3])
