@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import json
 import secrets
+import ssl
 import uuid
 from typing import TYPE_CHECKING
 
@@ -78,24 +79,14 @@ def ensure_certificates(layout: Layout) -> bool:
 
 
 def _make_certificates() -> tuple[str, str, str]:
-    """PEM texts of a new authority, a server certificate for this machine's loopback, and the server's key."""
+    """PEM texts of a new authority, a server certificate for this machine's loopback, and the server's key.
+
+    As `pvecm updatecerts` makes them: the authority by `openssl req -new -x509`, so that neither has a keyUsage.
+    """
     from cryptography import x509  # noqa: PLC0415  # see above
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: PLC0415
-
-    def usage(*, ca: bool) -> x509.KeyUsage:
-        return x509.KeyUsage(
-            digital_signature=not ca,
-            key_cert_sign=ca,
-            crl_sign=ca,
-            content_commitment=False,
-            key_encipherment=False,
-            data_encipherment=False,
-            key_agreement=False,
-            encipher_only=False,
-            decipher_only=False,
-        )
 
     now = datetime.datetime.now(datetime.UTC)
     ca_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -116,8 +107,7 @@ def _make_certificates() -> tuple[str, str, str]:
 
     ca = (
         builder(ca_name, ca_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage(ca=True), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(ca_key, hashes.SHA256())
     )
     names: list[x509.GeneralName] = [
@@ -125,8 +115,7 @@ def _make_certificates() -> tuple[str, str, str]:
     ]  # fmt: skip
     server = (
         builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NODE)]), server_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage(ca=False), critical=True)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(ca_key, hashes.SHA256())
@@ -134,6 +123,13 @@ def _make_certificates() -> tuple[str, str, str]:
     pem = serialization.Encoding.PEM
     key_text = server_key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return ca.public_bytes(pem).decode(), server.public_bytes(pem).decode(), key_text.decode()
+
+
+def trusting(layout: Layout) -> ssl.SSLContext:
+    """What a client of the lab's API verifies with; from Python 3.13 on one that is not told asks for a keyUsage."""
+    context = ssl.create_default_context(cafile=str(layout.ca))
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
 
 
 def write_vault(layout: Layout, values: dict[str, str]) -> None:

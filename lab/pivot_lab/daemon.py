@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 from pivot_lab import template
-from pivot_lab.credentials import TOKEN
+from pivot_lab.credentials import TOKEN, trusting
 from pivot_lab.errors import LabError
 from pivot_lab.layout import ID_BASE
 from pivot_lab.system import read_json, start_time, write_json
@@ -48,7 +47,7 @@ def answers(layout: Layout, port: int, seconds: float = 5) -> bool:
     """Whether the API answers over TLS with this lab's certificate (401: nobody is logged in here)."""
     direct = urllib.request.build_opener(  # a proxy of the environment is not for loopback
         urllib.request.ProxyHandler({}),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(layout.ca))),
+        urllib.request.HTTPSHandler(context=trusting(layout)),
     )
     try:
         with direct.open(f"https://127.0.0.1:{port}/api2/json/version", timeout=seconds):

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import socket
-import ssl
 import threading
 import time
 import urllib.parse
@@ -108,7 +107,7 @@ class Server:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self.pve.start(str(layout.certificate), str(layout.certificate_key)))
-        self.context = ssl.create_default_context(cafile=str(layout.ca))
+        self.context = credentials.trusting(layout)
         self.logins: dict[str, dict[str, str]] = {"none": {}}
         ticket = self.call("none", "POST", "/access/ticket", {"username": "root@pam", "password": password})[2]["data"]
         cookie = {"Cookie": "PVEAuthCookie=" + ticket["ticket"]}

@@ -23,6 +23,8 @@ from pivot_lab.layout import ID_BASE
 from pivot_lab.template import tree
 from proxmoxer import ProxmoxAPI, ResourceException
 
+from pivot.pve.proxmox_api import Access
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,11 +42,10 @@ class Api:
         self.root = self.connect(user="root@pam", password=password)
         self.node = self.root.nodes("pve1")
 
-    def connect(self, **login: str) -> ProxmoxAPI:
+    def connect(self, user: str, **login: str) -> ProxmoxAPI:
         facts = self.facts
-        return ProxmoxAPI(
-            facts["lab_api_host"], port=facts["lab_api_port"], verify_ssl=facts["lab_api_ca"], timeout=20, **login
-        )
+        access = Access(facts["lab_api_host"], facts["lab_api_port"], user, facts["lab_api_ca"], **login)
+        return access.connect("the lab's tests")
 
     def finish(self, upid: str) -> str:
         """The exit status of a worker task, waited for."""
@@ -128,12 +129,12 @@ def test_secrets_are_for_root_only_and_the_vault_holds_them(lab: Any, api: Api) 
 
 def test_token_and_password_open_the_api_and_nothing_else_does(api: Api) -> None:
     token = json.loads(api.lab.layout.secrets.read_text())["vault_proxmox_token_value"]
-    deploy = api.connect(user="deploy@pve", token_name="pivot", token_value=token)
+    deploy = api.connect(user="deploy@pve", token_id="pivot", token_secret=token)
     assert deploy.version.get()["version"] == "9.2.11"
     with pytest.raises(ResourceException, match=r"403.*device passthrough is only allowed for root@pam"):
         deploy.nodes("pve1").lxc.post(**api.wanted(199, dev0="/dev/nvidia0"))
     with pytest.raises(ResourceException, match="401"):
-        api.connect(user="deploy@pve", token_name="pivot", token_value="wrong").version.get()
+        api.connect(user="deploy@pve", token_id="pivot", token_secret="wrong").version.get()
 
 
 def test_the_certificate_is_the_labs_own(api: Api) -> None:

@@ -60,6 +60,14 @@ def test_an_address_is_in_use_where_port_22_answers_or_refuses(outcome, used, mo
         ("certificate verify failed: IP address mismatch, certificate is not valid for '192.0.2.1'.", "other names"),
         ("certificate verify failed: certificate has expired", "has expired"),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "answers without TLS"),
+        ("certificate verify failed: self-signed certificate in certificate chain", "not signed by the authority"),
+        (
+            "Max retries exceeded with url: / (Caused by SSLError(SSLCertVerificationError(1, '[SSL: "
+            "CERTIFICATE_VERIFY_FAILED] certificate verify failed: EE certificate key too weak (_ssl.c:1010)')))",
+            "TLS with pve1:8006 fails: EE certificate key too weak",
+        ),
+        ("[SSL: UNEXPECTED_EOF] EOF occurred in violation of protocol (_ssl.c:1006)", "fails: EOF occurred"),
+        ("no cipher match", "TLS with pve1:8006 fails: no cipher match"),
     ],
 )
 def test_what_is_wrong_with_a_certificate_is_told_apart(said, words):

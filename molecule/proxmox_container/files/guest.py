@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import requests
 import yaml
-from proxmoxer import ProxmoxAPI
+
+from pivot.pve.proxmox_api import Access, ApiError
 
 ROOT = Path(os.environ["MOLECULE_PROJECT_DIRECTORY"])
 LAB = ROOT / "inventory/lab/group_vars/all/lab.yml"
@@ -46,15 +46,8 @@ def wanted(lab: dict[str, Any]) -> dict[str, Any]:
 def act(verb: str, lab: dict[str, Any]) -> str:
     """Carry out one verb."""
     secret = json.loads((ROOT / ".lab/secrets.json").read_text())["vault_proxmox_password"]
-    api = ProxmoxAPI(
-        lab["lab_api_host"],
-        port=lab["lab_api_port"],
-        user="root@pam",
-        password=secret,
-        verify_ssl=lab["lab_api_ca"],
-        timeout=60,
-    )
-    node = api.nodes("pve1")
+    access = Access(lab["lab_api_host"], lab["lab_api_port"], "root@pam", lab["lab_api_ca"], password=secret)
+    node = access.connect(NAME).nodes("pve1")
     if verb == "create":
         wait(node, node.lxc.post(**wanted(lab)))
         return "created"
@@ -77,8 +70,8 @@ def main() -> None:
         return
     try:
         print(act(sys.argv[1], yaml.safe_load(LAB.read_text())))
-    except requests.exceptions.ConnectionError:
-        if sys.argv[1] != "destroy":
+    except ApiError as error:
+        if sys.argv[1] != "destroy" or error.finding.code != "PVE-UNREACHABLE":
             raise
         print("the lab's API does not answer: its containers go with `pivot-lab down`")
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import socket
+import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ import requests
 from proxmoxer import ProxmoxAPI
 from proxmoxer.backends.https import AuthenticationError
 from proxmoxer.core import ResourceException
+from urllib3.util import ssl_ as urllib3_ssl
 
 from pivot.findings import Finding, Severity
 from pivot.pve import proxmox
@@ -78,6 +80,10 @@ class Access:
             if self.token_id
             else {"password": self.password}
         )
+        # From Python 3.13 on urllib3 also asks whether an authority keeps to RFC 5280, and the one that PVE makes for a
+        # cluster has no keyUsage. Chain, name and dates are verified all the same. It has to be said to all of urllib3:
+        # proxmoxer logs in outside its session, so that no adapter of that one is asked.
+        urllib3_ssl.VERIFY_X509_STRICT = ssl.VerifyFlags(0)  # type: ignore[attr-defined]
         with translated(subject, f"{self.host}:{self.port}"):
             return ProxmoxAPI(
                 self.host,
@@ -120,9 +126,16 @@ def translated(subject: str, where: str = "the Proxmox API") -> Iterator[None]:
 
 def _untrusted(subject: str, where: str, said: str) -> ApiError:
     """A connection whose certificate is none of the API's, by what the TLS library says."""
-    message = f"the certificate of {where} is not signed by the authority in proxmox_container_api_ca"
-    fix = "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca"
-    if "mismatch" in said:
+    reason = re.search(r"\] (?:certificate verify failed: )?(.+?) \(_ssl\.c", said)
+    message = f"TLS with {where} fails: {reason[1] if reason else said[:200]}"
+    fix = (
+        "compare what it sends (openssl s_client -showcerts) with the authority in proxmox_container_api_ca, which is "
+        "/etc/pve/pve-root-ca.pem of the cluster"
+    )
+    if re.search(r"issuer certificate|first certificate|self.signed", said):
+        message = f"the certificate of {where} is not signed by the authority in proxmox_container_api_ca"
+        fix = "copy /etc/pve/pve-root-ca.pem of the cluster and name it in proxmox_container_api_ca"
+    elif "mismatch" in said:
         message = f"the certificate of {where} is made for other names"
         fix = "write a name or address of the node in proxmox_container_api_host that its certificate has"
     elif "expired" in said:
