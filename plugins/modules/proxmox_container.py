@@ -91,6 +91,12 @@ started: {description: Whether it was, or would be, started., type: bool, return
 stopped: {description: Whether it was, or would be, stopped., type: bool, returned: always}
 restarted: {description: Whether it was, or would be, restarted., type: bool, returned: always}
 removed: {description: Whether it was, or would be, destroyed., type: bool, returned: always}
+reachable:
+  description:
+    - Whether it runs when all is done, also what C(deferred) and C(raw) leave to the node and to the call after them.
+    - In check mode, which creates and starts nothing, whether it runs now as well.
+  type: bool
+  returned: always
 deferred:
   description: Arguments of C(pct set) for what only root may set, empty when nothing is left to it.
   type: list
@@ -197,6 +203,7 @@ def main() -> None:
         stopped=outcome.stopped,
         restarted=outcome.restarted,
         removed=outcome.removed,
+        reachable=outcome.reachable(check=module.check_mode),
         deferred=pct_arguments(outcome.deferred, outcome.digest) if outcome.deferred else [],
         raw=outcome.raw.as_dict() if outcome.raw.changes else {},
         findings=[finding.as_dict() for finding in outcome.findings],

@@ -186,6 +186,23 @@ def test_each_state_sends_only_what_it_needs(state, running, sent):
     assert outcome.changed is bool(sent)
 
 
+@pytest.mark.parametrize(
+    ("state", "afterwards"),
+    [
+        ("present", (True, False, False)), ("started", (True, True, True)), ("restarted", (True, True, True)),
+        ("stopped", (False, False, False)), ("absent", (False, False, False)),
+    ],
+)  # fmt: skip
+def test_whether_it_runs_afterwards_is_told_and_foretold(state, afterwards):
+    """Of one that runs, one that is stopped, and none: there nobody can connect in check mode, which starts nothing."""
+    for before, expected in zip(((RUNNING, True), (RUNNING, False), (None, False)), afterwards, strict=True):
+        for check in (True, False):
+            container = Remembering(before[0], running=before[1])
+            outcome = run(container, state=state, allow_restart=True, confirm="101 llm01", check=check)
+            assert outcome.running is expected
+            assert outcome.reachable(check=check) is (expected and (before[1] or not check))
+
+
 def test_a_restart_that_is_asked_for_needs_consent_too():
     container = Remembering(RUNNING)
     assert [finding.code for finding in run(container, state="restarted").findings] == ["PVE-RESTART-NEEDED"]
@@ -414,6 +431,15 @@ def test_raw_lines_need_consent_to_a_restart_and_the_start_comes_after_them():
     assert container.sent == ["shutdown"]
     run(container, raw=(MEMLOCK,), power_only=True)
     assert container.sent == ["shutdown", "start"]
+
+
+def test_what_has_to_be_started_again_after_the_node_is_told_by_the_first_call():
+    """The second one sees a stopped container, and by the state alone would leave a present one so."""
+    container = Remembering(RUNNING)
+    assert run(container, raw=(MEMLOCK,), state="present", allow_restart=True).running
+    assert container.sent == ["shutdown"]
+    assert not run(Remembering(RUNNING, running=False), raw=(MEMLOCK,), state="present").running
+    assert run(Remembering(None), raw=(MEMLOCK,)).running
 
 
 def test_raw_lines_that_stand_there_change_nothing_and_others_are_kept():

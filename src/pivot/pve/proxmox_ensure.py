@@ -43,6 +43,7 @@ class Outcome:
 
     deferred: what `pct set` on the node has to do before the container is started, with the digest that it has to find;
     raw: what has to be written into its file there. Where either is something, `ensure` is called again then.
+    running: whether it runs when all of that is done.
     """
 
     changed: bool = False
@@ -51,6 +52,7 @@ class Outcome:
     stopped: bool = False
     restarted: bool = False
     removed: bool = False
+    running: bool = False
     before: dict[str, str] = dataclasses.field(default_factory=dict)
     after: dict[str, str] = dataclasses.field(default_factory=dict)
     findings: list[Finding] = dataclasses.field(default_factory=list)
@@ -62,6 +64,10 @@ class Outcome:
     def waits(self) -> bool:
         """Whether something has to be done on the node before the container is started."""
         return self.deferred is not None or self.raw.changes
+
+    def reachable(self, *, check: bool) -> bool:
+        """Whether there is something to connect to when all is done; check mode creates and starts nothing."""
+        return self.running and not (check and (self.created or self.started))
 
     @property
     def refused(self) -> bool:
@@ -114,7 +120,7 @@ def _create(container: Container, request: Request, *, check: bool) -> Outcome:
         *_taken(container, wanted),
         *_cards(container, request, wanted),
     ]
-    outcome = Outcome(changed=True, created=True, started=start, after=shown, findings=findings, raw=raw)
+    outcome = Outcome(changed=True, created=True, started=start, running=start, after=shown, findings=findings, raw=raw)
     if outcome.refused:
         return Outcome(findings=findings)
     later = {key: wanted[key] for key in for_root}
@@ -197,6 +203,7 @@ def _update(container: Container, request: Request, actual: Mapping[str, Any], *
         return Outcome(findings=outcome.findings)
     outcome.started = not running and request.state in ("started", "restarted")
     outcome.stopped = running and request.state == "stopped"
+    outcome.running = outcome.started or (running and not outcome.stopped)
     outcome.changed = plan.changes or raw.changes or outcome.restarted or outcome.started or outcome.stopped
     if for_root:
         outcome.deferred = plan.only(for_root)
