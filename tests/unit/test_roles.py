@@ -207,6 +207,16 @@ def test_no_task_file_is_long(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= LONGEST
 
 
+@pytest.mark.parametrize("path", TASK_FILES, ids=relative)
+def test_hosts_do_not_write_one_file_of_the_controller_at_once(path: Path) -> None:
+    """These modules read a file, add to it and replace it: of two at the same time one is lost."""
+    for task in tasks(yaml.compose(path.read_text())):
+        given = {str(key.value): value.value for key, value in task.value}
+        modules = {name.rsplit(".", 1)[-1] for name in given} & {"known_hosts", "lineinfile", "blockinfile"}
+        if modules and given.get("delegate_to") == "localhost":
+            assert given.get("throttle") == "1" or given.get("run_once") == "true", given["name"]
+
+
 def rendered(role: str) -> list[Path]:
     """The project's templates that a role's files name."""
     named = "".join(path.read_text() for path in (ROOT / "roles" / role).rglob("*.yml"))
