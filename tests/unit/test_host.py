@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pivot.findings import Finding, Severity
-from pivot.machines import device_nodes, host, limits
+from pivot.machines import asking, device_nodes, host, limits
 
 # an inside of a container, and what its node's driver says
 FIELD = Path(__file__).parents[1] / "data/field-cases"
@@ -33,6 +33,14 @@ def test_only_the_file_in_place_of_a_device_is_a_fault() -> None:
     )
     assert "source was missing on the node when the container started" in finding.message
     assert "restart the container" in finding.fix
+
+
+def test_a_node_of_another_language_is_asked_in_english(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stat's own words for a device are translated: `zeichenorientierte Spezialdatei`."""
+    for name in ("LANG", "LC_ALL", "LC_MESSAGES"):
+        monkeypatch.setenv(name, "de_DE.UTF-8")
+    monkeypatch.setenv("LANGUAGE", "de:en")  # stronger than LC_ALL=C.UTF-8 with glibc 2.36
+    assert asking.run("sh", "-c", "echo $LC_ALL,$LANGUAGE,$LANG") == (0, "C.UTF-8,,de_DE.UTF-8\n", "")
 
 
 @pytest.mark.parametrize(
