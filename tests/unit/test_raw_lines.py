@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,14 @@ snaptime: 1767225600
 
 def test_lines_as_the_inventory_says_them() -> None:
     assert parsed([{"lxc.prlimit.memlock": "unlimited"}, {"lxc.tty.max": 4}]) == (MEMLOCK, ("lxc.tty.max", "4"))
+
+
+def test_switches_and_nothing_of_yaml_are_written_as_lxc_reads_them() -> None:
+    lines = parsed(yaml.safe_load("[{lxc.autodev: yes}, {lxc.hook.version: false}, {lxc.cap.drop: }]"))
+    assert lines == (("lxc.autodev", "1"), ("lxc.hook.version", "0"), ("lxc.cap.drop", ""))
+    assert [finding.message for finding in findings("llm01", lines)] == [
+        "proxmox_container_lxc: the value of lxc.cap.drop is empty, or no single line"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,14 @@ class Edits:
 
 def parsed(given: Iterable[Mapping[str, Any]]) -> tuple[Line, ...]:
     """Lines as the inventory says them, ``[{lxc.prlimit.memlock: unlimited}]``, in order."""
-    return tuple((str(key).strip(), str(value).strip()) for item in given for key, value in item.items())
+    return tuple((str(key).strip(), _text(value)) for item in given for key, value in item.items())
+
+
+def _text(value: object) -> str:
+    """A value as LXC reads it, also where YAML has made a switch or nothing of what was written."""
+    if value is None:
+        return ""
+    return str(int(value) if isinstance(value, bool) else value).strip()
 
 
 def shown(lines: Iterable[Line]) -> str:
