@@ -329,6 +329,30 @@ def test_a_new_volume_is_asked_for_in_gib(key, wanted, sent):
     assert proxmox.to_create({key: wanted}) == {key: sent}
 
 
+@pytest.mark.parametrize(
+    ("key", "wanted", "sent"),
+    [
+        ("net0", "name=eth0, bridge=vmbr0 ,ip = dhcp\n", "name=eth0,bridge=vmbr0,ip=dhcp"),
+        ("net1", "name=eth1, bridge=vmbr1,", "name=eth1,bridge=vmbr1"),
+        ("dev0", "/dev/nvidia0, mode=0666", "/dev/nvidia0,mode=0666"),
+        ("mp0", "/srv/my models, mp=/models", "/srv/my models,mp=/models"),
+        ("mp1", "fast:700, mp=/models", "fast:700,mp=/models"),
+        ("startup", "order=2, up=30", "order=2,up=30"),
+    ],
+)
+def test_spaces_that_the_checks_pass_over_are_not_sent_and_are_no_difference(key, wanted, sent):
+    assert proxmox.to_create({key: wanted}) == {key: sent}
+    assert proxmox.plan("infer", {key: wanted}, {}).set == {key: sent}
+    kept = sent.replace("fast:700", "fast:vm-101-disk-1,size=700G")
+    assert not proxmox.plan("infer", {key: wanted}, {key: kept}).changes
+
+
+def test_an_interface_keeps_its_address_and_loses_its_spaces():
+    current = {"net0": "name=eth0,bridge=vmbr0,hwaddr=BC:24:11:00:00:01,type=veth"}
+    plan = proxmox.plan("infer", {"net0": "name=eth0, bridge=vmbr1"}, current)
+    assert plan.set == {"net0": "name=eth0,bridge=vmbr1,hwaddr=BC:24:11:00:00:01"}
+
+
 def test_a_new_container_is_sent_what_says_something():
     assert proxmox.to_create({"features": "nesting=0", "hookscript": "", "swap": "0"}) == {"swap": "0"}
 

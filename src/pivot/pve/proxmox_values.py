@@ -73,6 +73,12 @@ def parse_properties(key: str, value: str) -> dict[str, str]:
     return fields
 
 
+def tidied(value: str) -> str:
+    """A property string without the spaces that reading it passes over, and Proxmox refuses."""
+    fields = (part.partition("=") for part in value.split(",") if part.strip())
+    return ",".join("".join(piece.strip() for piece in field) for field in fields)
+
+
 def spelt(key: str, value: str) -> dict[str, str]:
     """A property string as a mapping, its values in one spelling."""
     fields = {name: _BOOLEAN.get(text.lower(), text) for name, text in parse_properties(key, value).items()}
@@ -174,6 +180,8 @@ def to_send(key: str, wanted: str, actual: str = "") -> str:
     if kind == "features":
         says = normalised(key, wanted)
         return ",".join(f"{name}={text}" for name, text in spelt(key, wanted).items() if name in says)
+    if kind in PROPERTY_STRINGS:
+        wanted = tidied(wanted)
     if kind == "net" and "hwaddr" not in parse_properties(key, wanted):
         address = parse_properties(key, actual).get("hwaddr")
         return f"{wanted},hwaddr={address}" if address else wanted
