@@ -82,6 +82,22 @@ def rendered(filled):
     return {path.stem: json.loads(path.read_text()) for path in out.iterdir()}
 
 
+EXPECTED = """
+- hosts: inference
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.debug: {msg: "expected {{ debug_probes_expected_inputs }}"}
+"""
+
+
+def test_what_the_probe_expects_is_the_contract_whatever_ids_an_engine_needs_for_it(filled):
+    (filled.root / "expected.yml").write_text(EXPECTED)
+    done = filled.play("expected.yml", sglang_server_eagle_layer_ids=[1, 29, 57])
+    # the filled convention is output: what comes out of layer 2 goes into layer 3
+    assert done.stdout.count("expected [3, 31, 59]") == 2, done.stdout + done.stderr
+
+
 # What is not known is null, and refused
 
 
