@@ -169,5 +169,7 @@ def test_only_what_is_named_and_unused_is_pruned(host: Any, converge: Any) -> No
     assert converge("--check", *named, playbook=prune)[1] == 0
     assert host.file(f"{BASE}/r0").exists
     assert converge(*named, playbook=prune)[1] == 1
+    output, changed = converge(*named, playbook=prune)
+    assert (f"there is no {old}" in output, changed) == (True, 0)
     assert sorted(host.check_output(f"ls -A {BASE}").split()) == sorted([Path(RECORD).name, Path(RELEASE).name])
     host.check_output("rm -r /etc/sglang /var/lib/pivot")

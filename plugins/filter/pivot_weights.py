@@ -120,7 +120,7 @@ def prune(report: Mapping[str, Any], settings: Mapping[str, Any], host: str) -> 
     wanted = [*models, *weights_prune.keys(settings["wanted"], settings["root"])]
     made = weights_prune.decide(wanted, report, settings["confirmed"], host)
     findings = [finding.as_dict() for finding in made.findings]
-    return {"summary": weights_prune.summary(made), "remove": list(made.remove), "findings": findings}
+    return {"summary": weights_prune.summary(made, host), "remove": list(made.remove), "findings": findings}
 
 
 def destination(connection: Mapping[str, Any]) -> str:

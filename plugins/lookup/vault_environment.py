@@ -19,16 +19,16 @@ author: Pivot contributors
 
 def environment(options: Mapping[str, Any]) -> dict[str, str]:
     """Ansible's variables for these options of its command line; empty where none was given."""
-    files = options.get("vault_password_files") or ()
-    ids = [_absolute(str(item)) for item in options.get("vault_ids") or ()]
-    found = {"ANSIBLE_VAULT_PASSWORD_FILE": str(Path(files[-1]).absolute())} if files else {}
+    files = [str(Path(name).expanduser().absolute()) for name in options.get("vault_password_files") or ()]
+    ids = [*map(_absolute, options.get("vault_ids") or ()), *(f"default@{name}" for name in files[:-1])]
+    found = {"ANSIBLE_VAULT_PASSWORD_FILE": files[-1]} if files else {}
     return found | ({"ANSIBLE_VAULT_IDENTITY_LIST": ",".join(ids)} if ids else {})
 
 
 def _absolute(vault_id: str) -> str:
     """``label@source`` for another working directory."""
     label, at, source = vault_id.rpartition("@")
-    return vault_id if source.startswith("prompt") else f"{label}{at}{Path(source).absolute()}"
+    return vault_id if source.startswith("prompt") else f"{label}{at}{Path(source).expanduser().absolute()}"
 
 
 class LookupModule(LookupBase):

@@ -4,7 +4,8 @@ From the project's root, with `.venv` active (`playbooks/verify.yml` does the sa
 
     pytest tests/host --hosts=ansible://inference --ansible-inventory=inventory/lab
 
-`--hosts=ansible://infer1` limits it to one. Both options have these defaults. Nothing on a host is changed.
+`--hosts=ansible://infer1` limits it to one; several inventories are given with commas between them. Both options have
+these defaults. Nothing on a host is changed.
 The values come from the inventory as Ansible resolves it, over the roles' defaults; where a service check fails, the
 end of the service's journal is shown. The API key is masked in everything that is printed.
 """
@@ -106,9 +107,17 @@ def resolve(inventory: str, pattern: str, directory: Path) -> Path:
     (directory / "defaults/hosts.yml").write_text("all: {hosts: {}}\n")
     names = json.dumps([*CONNECTION, *WANTED])
     expression = f"{{{{ dict({names} | zip(query('ansible.builtin.vars', *{names}, default='{_UNSET}'))) }}}}"
-    command = ["ansible", "--inventory", str(directory / "defaults/hosts.yml"), "--inventory", inventory]
+    several = inventory.split(",")
+    given = several if all(Path(ROOT, one).exists() for one in several) else [inventory]
+    command = ["ansible", "--inventory", str(directory / "defaults/hosts.yml")]
+    command += [f"--inventory={one}" for one in given]
     command += ["--module-name", "ansible.builtin.debug", "--args", json.dumps({"msg": expression}), pattern]
-    environment = {**os.environ, "ANSIBLE_VERBOSITY": "0", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    environment = {
+        **os.environ,
+        "ANSIBLE_VERBOSITY": "0",
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+    }
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     answers = re.findall(r"(?ms)^(\S+) \| SUCCESS => (\{.*?^\})", done.stdout)
     if done.returncode or not answers:

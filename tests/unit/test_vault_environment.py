@@ -18,7 +18,11 @@ SPEC.loader.exec_module(vault_environment)
     [
         ({}, {}),
         ({"vault_password_files": [], "vault_ids": []}, {}),
-        ({"vault_password_files": ("/a", "/b")}, {"ANSIBLE_VAULT_PASSWORD_FILE": "/b"}),
+        (
+            {"vault_password_files": ("/a", "/b")},
+            {"ANSIBLE_VAULT_PASSWORD_FILE": "/b", "ANSIBLE_VAULT_IDENTITY_LIST": "default@/a"},
+        ),
+        ({"vault_ids": ["prod@~/a"]}, {"ANSIBLE_VAULT_IDENTITY_LIST": "prod@/home/me/a"}),
         ({"vault_password_files": ["secret"]}, {"ANSIBLE_VAULT_PASSWORD_FILE": "/somewhere/secret"}),
         ({"vault_ids": ["prod@/a", "dev@b"]}, {"ANSIBLE_VAULT_IDENTITY_LIST": "prod@/a,dev@/somewhere/b"}),
         ({"vault_ids": ["prod@prompt"]}, {"ANSIBLE_VAULT_IDENTITY_LIST": "prod@prompt"}),
@@ -26,5 +30,6 @@ SPEC.loader.exec_module(vault_environment)
     ],
 )
 def test_options_of_the_command_line_reach_a_child(options, expected, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr(Path, "absolute", lambda self: Path("/somewhere") / self)
     assert vault_environment.environment(options) == expected

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pivot.checkpoints import weights_prune
+from pivot.findings import Severity
 
 from .test_manifest import GOOD_MANIFEST
 from .weights_host import FILES, filters
@@ -35,12 +36,12 @@ def test_what_nobody_wants_can_go() -> None:
     made = weights_prune.decide([NEW], report(), [], "infer1")
     assert made.removable == {OLD: 2 * 10**9, "lab/toy@.replaced-r1-77": 5}
     assert (made.remove, made.findings) == ((), ())
-    assert weights_prune.summary(made).splitlines() == [
+    assert weights_prune.summary(made, "infer1").splitlines() == [
         "lab/toy@r1: can go, frees 2.0 GB",
         "lab/toy@r2: stays, the inventory wants it",
         "lab/toy@.incoming-r2: stays, the inventory wants it",
         "lab/toy@.replaced-r1-77: can go, frees 0.0 MB",
-        "all that can go frees 2.0 GB; to remove it: ansible-playbook playbooks/prune.yml"
+        "all that can go frees 2.0 GB; to remove it: ansible-playbook playbooks/prune.yml --limit infer1"
         " -e '{model_weights_prune: [lab/toy@r1, lab/toy@.replaced-r1-77]}'",
     ]
 
@@ -60,7 +61,7 @@ def test_only_what_is_named_is_removed() -> None:
     made = weights_prune.decide([NEW], report(), [OLD], "infer1")
     assert made.remove == (OLD,)
     assert made.findings == ()
-    assert "lab/toy@r1: is removed, frees 2.0 GB" in weights_prune.summary(made)
+    assert "lab/toy@r1: is removed, frees 2.0 GB" in weights_prune.summary(made, "infer1")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,8 @@ def test_what_has_to_stay_is_a_finding(name: str, users: dict[str, list[str]], m
     (finding,) = made.findings
     assert finding.code == "WEIGHTS-PRUNE"
     assert message in finding.message
+    # what another host of the run has, or what is gone already, stops nothing
+    assert finding.severity is (Severity.WARNING if message.startswith("there is no") else Severity.ERROR)
     assert made.remove == ()
 
 
@@ -101,7 +104,7 @@ def test_nothing_can_go() -> None:
     made = weights_prune.decide([NEW], report(r1=["/etc/sglang/launch.yaml"]), [], "infer1")
     assert made.removable == {"lab/toy@.replaced-r1-77": 5}
     empty = weights_prune.decide([], {"releases": {}, "leftovers": {}}, [], "infer1")
-    assert weights_prune.summary(empty) == "nothing can go"
+    assert weights_prune.summary(empty, "infer1") == "nothing can go"
 
 
 def test_paths_of_settings_name_releases() -> None:

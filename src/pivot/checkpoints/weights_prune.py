@@ -51,7 +51,7 @@ def decide(wanted: Sequence[str], report: Mapping[str, Any], confirmed: Sequence
             removable[name] = int(found["bytes"])
             needed = f", but a rollback to what {' and '.join(found['sets'])} keeps needs it" if found["sets"] else ""
             lines.append(f"{name}: {'is removed' if name in confirmed else 'can go'}, frees {size}{needed}")
-    findings = [_refused(host, name, kept.get(name, "")) for name in confirmed if name not in removable]
+    findings = [_not_removed(host, name, kept.get(name, "")) for name in confirmed if name not in removable]
     return Pruning(tuple(lines), removable, tuple(name for name in removable if name in confirmed), tuple(findings))
 
 
@@ -76,19 +76,20 @@ def _left_of(name: str) -> str:
     return f"{repository}@{directory.removeprefix('.incoming-').removeprefix('.replaced-')}"
 
 
-def _refused(host: str, name: str, reason: str) -> Finding:
+def _not_removed(host: str, name: str, reason: str) -> Finding:
+    """reason: why it stays; empty where there is none of that name, as on another host, or when it is gone already."""
     message = f"{name} stays: {reason}" if reason else f"there is no {name}"
     fix = "take it out of model_weights_prune; the run without that variable lists what can go"
-    return Finding("WEIGHTS-PRUNE", Severity.ERROR, host, message, fix)
+    return Finding("WEIGHTS-PRUNE", Severity.ERROR if reason else Severity.WARNING, host, message, fix)
 
 
-def summary(pruning: Pruning) -> str:
-    """The whole list, and the line that removes all of it."""
+def summary(pruning: Pruning, host: str) -> str:
+    """The whole list, and the line that removes all of it from this host."""
     if not pruning.removable:
         return "\n".join([*pruning.lines, "nothing can go"])
     total = gigabytes(sum(pruning.removable.values()))
     names = ", ".join(pruning.removable)
     if pruning.remove:
         return "\n".join(pruning.lines)
-    command = f"ansible-playbook playbooks/prune.yml -e '{{model_weights_prune: [{names}]}}'"
+    command = f"ansible-playbook playbooks/prune.yml --limit {host} -e '{{model_weights_prune: [{names}]}}'"
     return "\n".join([*pruning.lines, f"all that can go frees {total}; to remove it: {command}"])
