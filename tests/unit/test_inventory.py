@@ -121,6 +121,17 @@ def test_a_required_variable_that_is_not_set():
     assert inventory.missing("infer1", [], specs, []) == []
 
 
+def test_a_required_variable_without_a_value(place):
+    specs = {"sglang_server": {"sglang_server_prot": {"required": True, "description": "Its number."}, "s_other": {}}}
+    values = {"sglang_server_prot": None, "s_other": None}
+    (finding,) = inventory.nulls("infer1", values, specs, ["sglang_server", "unknown"], place)
+    assert finding.code == "VAR-MISSING"
+    assert finding.message.startswith("sglang_server_prot (group_vars/server.yml:2) is null, and the role")
+    assert finding.fix == "write its value there: Its number."
+    assert inventory.nulls("infer1", {**values, "sglang_server_prot": 0}, specs, ["sglang_server"], place) == []
+    assert inventory.nulls("infer1", {}, specs, ["sglang_server"], place) == []
+
+
 def test_files_of_the_controller_that_are_not_there(place):
     wanted = {
         "proxmox_container_api_ca": str(place / "ca.pem"),

@@ -171,9 +171,13 @@ def _variables(
     values = host.values
     yield from inventory.undefined(host.name, host.problems, host.place)
     yield from inventory.files(host.name, values, host.place)
+    pinned: list[Finding] = []
     if "pivot_pins" not in host.problems:
-        yield from pins.check(values.get("pivot_pins"), Path(values.get("pivot_root") or project), host.place)
+        pinned = pins.check(values.get("pivot_pins"), Path(values.get("pivot_root") or project), host.place)
+    yield from pinned
     yield from inventory.missing(host.name, host.given, specs, roles)
+    own = {name: value for name, value in values.items() if name not in _handed_on(pinned)}
+    yield from inventory.nulls(host.name, own, specs, roles, host.place)
     yield from inventory.empty_secrets(host.name, host.given, values)
     yield from inventory.unknown_variables(host.name, host.given, specs, host.place)
     yield from devices.deployed(host.name, values)
@@ -183,6 +187,12 @@ def _variables(
     for options in specs.values():
         yield from inventory.type_findings(host.name, validate(options, values), options, host.place, values)
         yield from sizes.check(host.name, values, options, host.place)
+
+
+def _handed_on(pinned: Sequence[Finding]) -> set[str]:
+    """Variables of the engine that may hand on what its pin lacks, which is told of the pin."""
+    lacking = (item for item in pinned if item.code == "PIN-NULL" and item.subject.startswith("pivot_pins.engines."))
+    return {f"sglang_engine_{item.message.partition(' ')[0]}" for item in lacking}
 
 
 def _patches(host: Host, project: Path) -> list[Finding]:

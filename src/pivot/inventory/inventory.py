@@ -180,6 +180,24 @@ def missing(
     ]
 
 
+def nulls(
+    subject: str, values: Mapping[str, Any], specs: Mapping[str, Options], roles: Iterable[str], inventory: Path
+) -> list[Finding]:
+    """Required variables that are set and have no value."""
+    return [
+        Finding(
+            "VAR-MISSING",
+            Severity.ERROR,
+            subject,
+            f"{name} ({where_set(name, inventory)}) is null, and the role {role} cannot work without it",
+            f"write its value there: {option.get('description', 'see roles/' + role)}",
+        )
+        for role in roles
+        for name, option in sorted(specs.get(role, {}).items())
+        if option.get("required") and name in values and values[name] is None
+    ]
+
+
 def empty_secrets(subject: str, given: Iterable[str], values: Mapping[str, Any]) -> list[Finding]:
     """Secrets whose name stands in the vault without a value, as the example's list of names has them."""
     names = set(given)
