@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible import constants, context
+from ansible.errors import AnsibleError
 from ansible.parsing.vault import AnsibleVaultError
 from ansible.plugins.callback import CallbackBase
 from ansible.plugins.loader import filter_loader, test_loader
@@ -25,7 +26,7 @@ description:
   - A task that takes longer than ten seconds says so, with the elapsed time and the log file.
   - Everything that is printed also goes into the log file. Ansible's own I(log_path) would do that too, but also for
     C(ansible-inventory --list), which prints the vault's secrets.
-  - A file of the inventory that the vault password does not open is named.
+  - A file of the inventory that the vault password does not open, or that is no YAML when it is open, is named.
   - All filters and tests are loaded before the first task, which saves every task's worker from loading them by itself.
   - What a task returns as C(pivot_said) is printed, line by line.
   - At the end, what the roles reported in C(pivot_summary), the seconds of every play and the next commands.
@@ -40,6 +41,7 @@ options:
 """
 
 FIRST, EVERY = 10.0, 20.0
+PARSER_ERROR = 4  # as Ansible ends where a file is no YAML
 
 
 class CallbackModule(CallbackBase):
@@ -89,7 +91,7 @@ class CallbackModule(CallbackBase):
         self._play = (play.get_name().strip(), time.monotonic())
 
     def _try_vaults(self, loader: Any) -> None:
-        """Name a vault that the given password does not open: Ansible ends right after, without saying which."""
+        """Name a vault that cannot be read: Ansible ends right after without saying which, or with a secret's words."""
         for source in context.CLIARGS.get("inventory") or ():
             for path in inventory.vaults(Path(source)):
                 try:
@@ -97,6 +99,10 @@ class CallbackModule(CallbackBase):
                     loader.load_from_file(str(path), cache="all", unsafe=True, trusted_as_template=True)
                 except AnsibleVaultError:
                     self._display.error(render([inventory.closed_vault(path)]), wrap_text=False)
+                except AnsibleError:
+                    self._display.error(render([inventory.broken_vault(path)]), wrap_text=False)
+                    # Ansible would show the text that it cannot read; any other exception would be a warning to it
+                    raise SystemExit(PARSER_ERROR) from None
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Start watching a task."""

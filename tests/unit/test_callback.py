@@ -22,6 +22,36 @@ class FilterModule:
 """
 
 
+def test_a_vault_that_is_no_yaml_is_named_and_none_of_it_is_shown(tmp_path: Path) -> None:
+    vault, password = tmp_path / "group_vars/all/vault.yml", tmp_path / "password"
+    vault.parent.mkdir(parents=True)
+    vault.write_text("vault_x: !Made-up\n")
+    password.write_text("of its own\n")
+    hosts = tmp_path / "hosts.yml"
+    hosts.write_text("all: {hosts: {here: {ansible_connection: local}}}\n")
+    tasks = [{"ansible.builtin.debug": {"msg": "gone on"}}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    options = {
+        "env": {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_VAULT_PASSWORD_FILE": str(password),
+            "PIVOT_LOG": str(tmp_path / "ansible.log"),
+        },
+        "capture_output": True,
+        "text": True,
+    }
+    tools = Path(sys.executable).parent
+    subprocess.run([tools / "ansible-vault", "encrypt", vault], check=True, **options)
+    words = [tools / "ansible-playbook", "-i", hosts, tmp_path / "play.yml", "-vvv"]
+    done = subprocess.run(words, check=False, **options)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert f"FILE-YAML  {vault}: its decrypted text is no YAML" in done.stderr
+    said = done.stdout + done.stderr + (tmp_path / "ansible.log").read_text()
+    assert "Made-up" not in said
+    assert "gone on" not in said
+
+
 def test_filters_are_loaded_once_and_not_by_every_tasks_worker(tmp_path: Path) -> None:
     filters = tmp_path / "filters"
     filters.mkdir()

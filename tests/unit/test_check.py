@@ -1,6 +1,7 @@
 """All checks of an inventory in one report, and `pivot check`, which prints it without a play."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -288,20 +289,101 @@ def test_a_node_and_numbers_that_cannot_be(lab):
     assert "proxmox_container_devices is a text, which is no list" in done.stdout
 
 
+def encrypted(place, lab, *words, given=None):
+    """A copy of the lab's inventory, its vault encrypted with a password of its own, or what ansible-vault prints."""
+    copy = place / "inventory/mine"
+    if not copy.exists():
+        shutil.copytree(lab, copy)
+    (place / "password").write_text("another\n")
+    call = [Path(sys.executable).with_name("ansible-vault"), *words, "--vault-id", f"x@{place}/password"]
+    call += ["--encrypt-vault-id", "x"]  # ansible.cfg may name another secret
+    done = subprocess.run(call, check=True, capture_output=True, cwd=copy, input=given, text=True)
+    return copy, done.stdout
+
+
+VAULT = "group_vars/all/vault.yml"
+
+
 def test_a_closed_vault_is_named(lab, tmp_path):
-    copy = tmp_path / "inventory/mine"
-    shutil.copytree(lab, copy)
-    vault = copy / "group_vars/all/vault.yml"
-    (tmp_path / "password").write_text("another\n")
-    words = [Path(sys.executable).with_name("ansible-vault"), "encrypt", vault, "--vault-id", f"x@{tmp_path}/password"]
-    words += ["--encrypt-vault-id", "x"]  # ansible.cfg may name another secret
-    subprocess.run(words, check=True, capture_output=True, cwd=tmp_path)
+    copy, _ = encrypted(tmp_path, lab, "encrypt", lab / VAULT, "--output", VAULT)
+    vault = copy / VAULT
     done = pivot_check(copy)
     assert done.returncode == 2
     assert f"VAULT-CLOSED  {vault}" in done.stderr
     done = pivot_check(copy, "--vault-password-file", tmp_path / "password")
     assert "VAULT-CLOSED" not in done.stderr
     assert LINE in done.stdout
+
+
+@pytest.mark.parametrize("value", ["@Made-up", "!Made-up", "{%Made-up", "*Made-up", "Made-up: up"])
+def test_a_password_that_is_no_yaml_is_not_shown_and_its_vault_is_named(value, lab, tmp_path):
+    text = f"---\nvault_proxmox_password: {value}\n"
+    copy, _ = encrypted(tmp_path, lab, "encrypt", "-", "--output", VAULT, given=text)
+    done = pivot_check(copy, "--vault-password-file", tmp_path / "password")
+    assert done.returncode == 2
+    assert f"FILE-YAML  {copy / VAULT}: its decrypted text is no YAML" in done.stderr
+    assert "single quotes" in done.stderr
+    assert "Made-up" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("value", ["{{Madeup}}", "{%Madeup", "a{#Madeup", "{{Madeup b}}"])
+def test_a_password_that_is_taken_for_an_expression_is_not_shown(value, lab, tmp_path):
+    copy, _ = encrypted(tmp_path, lab, "encrypt", lab / VAULT, "--output", VAULT)
+    secrets = {**yaml.safe_load((lab / VAULT).read_text()), "vault_sglang_api_key": value}
+    (copy / VAULT).write_text(yaml.safe_dump(secrets))
+    done = pivot_check(copy)
+    assert done.returncode == 1, done.stderr
+    assert "Madeup" not in done.stdout + done.stderr
+    assert "VAR-EXPRESSION" in done.stdout
+    assert "cannot be worked out: this is taken for an expression, and is none: vault_sglang_api_key" in done.stdout
+    assert "fix: write vault_sglang_api_key: !unsafe 'VALUE'" in done.stdout
+    assert "VAR-UNDEFINED" not in done.stdout
+
+
+def test_a_secret_that_needs_another_one_is_told_as_before(lab, tmp_path):
+    copy, _ = encrypted(tmp_path, lab, "encrypt", lab / VAULT, "--output", VAULT)
+    secrets = yaml.safe_load((lab / VAULT).read_text()) | {"vault_sglang_api_key": "{{ vault_other }}"}
+    (copy / VAULT).write_text(yaml.safe_dump(secrets))
+    done = pivot_check(copy)
+    assert "not set: vault_other" in done.stdout
+
+
+def test_a_single_value_that_the_password_does_not_open_is_named(lab, tmp_path):
+    copy, text = encrypted(tmp_path, lab, "encrypt_string", "--stdin-name", "inner_key", given="made-up-7")
+    secrets = yaml.safe_load((lab / VAULT).read_text()) | {"vault_sglang_api_key": "{{ inner_key }}"}
+    (copy / VAULT).write_text(f"{yaml.safe_dump(secrets)}{text}")
+    done = pivot_check(copy)
+    assert done.returncode == 1, done.stderr
+    assert "cannot be worked out: the vault password that was given does not open inner_key\n" in done.stdout
+    assert "fix: give its own: export ANSIBLE_VAULT_PASSWORD_FILE=FILE" in done.stdout
+    assert "correct the expression" not in done.stdout
+
+
+def test_a_value_inside_of_a_mapping_that_the_password_does_not_open(lab, tmp_path):
+    copy, text = encrypted(tmp_path, lab, "encrypt_string", "--stdin-name", "HF_TOKEN", given="made-up-7")
+    inside = "".join(f"  {line}\n" for line in text.splitlines())
+    (copy / "group_vars/inference/zz.yml").write_text(f"sglang_server_environment:\n{inside}")
+    done = pivot_check(copy)
+    assert re.search(
+        r"sglang_server_environment \([^)]*group_vars/inference/zz.yml:1\) cannot be worked out", done.stdout
+    )
+    assert "does not open a value that is encrypted by itself" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["proxmox_container_vmid", "proxmox_container_net0", "sglang_server_model_path"])
+def test_a_required_value_that_is_null_is_refused(name, lab):
+    done = pivot_check(lab, "--host", "infer1", "-e", json.dumps({name: None}))
+    assert done.returncode == 1, done.stdout
+    assert re.search(rf"VAR-MISSING +infer1: {name} \([^)]+\) is null, and the role", done.stdout)
+
+
+def test_a_null_of_an_engines_pin_is_told_once():
+    specs = {"sglang_engine": {"sglang_engine_version": {"required": True}}}
+    for pins, code in (({"engines": {"e": {"version": None}}}, "PIN-NULL"), (PINS, "VAR-MISSING")):
+        one = host(sglang_engine_version=None, pivot_pins=pins)
+        found = check.run([one], whole(), specs, ROOT, lambda _options, _values: [], roles=["sglang_engine"]).findings
+        told = [item.code for item in found if "version is n" in item.message or "is null" in item.message]
+        assert told == [code]
 
 
 def test_the_roles_are_those_of_the_play():

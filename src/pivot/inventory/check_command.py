@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         source = gather.Source(parsed.inventory, parsed.extra_vars, parsed.vault_password_file)
-        if closed := source.closed_vaults():
-            print(render([inventory.closed_vault(path) for path in closed]), file=sys.stderr)
+        if unread := source.unread_vaults():
+            print(render(unread), file=sys.stderr)
             return 2
         containers = source.groups.get(inventory.CONTAINERS, [])
         if unknown := next((name for name in parsed.host or () if name not in containers), None):

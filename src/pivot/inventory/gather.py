@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from ansible.errors import AnsibleError
 from ansible.inventory.manager import InventoryManager
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.parsing.dataloader import DataLoader
-from ansible.parsing.vault import AnsibleVaultError
+from ansible.parsing.vault import AnsibleVaultError, EncryptedString
 from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 from ansible.utils.context_objects import CLIArgs
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 
+from pivot.findings import Finding
 from pivot.inventory import check, devices, inventory, nodes
 from pivot.inventory.check import Host, Report, Whole
 
@@ -86,8 +88,40 @@ def _work_out(templar: Any, raw: Mapping[str, Any], names: set[str]) -> tuple[di
         try:
             values[name] = templar.template(raw[name])
         except AnsibleError as error:
-            problems[name] = str(error.message)
+            problems[name] = next(_wrong_secrets(templar, raw, name), _said(error))
     return values, problems
+
+
+def _said(error: AnsibleError) -> str:
+    """What Ansible says, in words that lead to the fix."""
+    text = str(error.message)
+    return f"{inventory.CLOSED}a value that is encrypted by itself" if "undecryptable" in text else text
+
+
+def _wrong_secrets(templar: Any, raw: Mapping[str, Any], name: str) -> Iterator[str]:
+    """What is the matter with the secrets that a variable reads; what Ansible says of them may be a piece of one."""
+    for each in sorted(_read(raw, name)):
+        if not each.startswith("vault_") and not isinstance(raw[each], EncryptedString):
+            continue
+        try:
+            templar.template(raw[each])
+        except AnsibleError as error:
+            if "undecryptable" in str(error.message):
+                yield inventory.CLOSED + each
+            elif not re.search(r"'(vault|lab)_\w+' is undefined", str(error.message)):
+                yield inventory.TEMPLATE + each
+
+
+def _read(raw: Mapping[str, Any], name: str) -> set[str]:
+    """A variable, those that its expression names, and theirs."""
+    seen, todo = {name}, [name]
+    while todo:
+        value = raw[todo.pop()]
+        words = re.findall(r"\w+", repr(value)) if isinstance(value, (str, list, dict)) else ()
+        fresh = raw.keys() & set(words) - seen
+        seen |= fresh
+        todo += fresh
+    return seen
 
 
 class Source:
@@ -107,15 +141,17 @@ class Source:
         self._hostvars = HostVars(inventory=manager, variable_manager=variables, loader=self._loader)
         self.groups: dict[str, list[str]] = manager.get_groups_dict()
 
-    def closed_vaults(self) -> list[Path]:
-        """The encrypted files that the given passwords do not open."""
-        closed = []
+    def unread_vaults(self) -> list[Finding]:
+        """The encrypted files that the given passwords do not open, and those whose text is no YAML."""
+        found = []
         for path in inventory.vaults(self._source):
             try:
                 self._loader.load_from_file(str(path), cache="all", unsafe=True, trusted_as_template=True)
             except AnsibleVaultError:
-                closed.append(path)
-        return closed
+                found.append(inventory.closed_vault(path))
+            except AnsibleError:
+                found.append(inventory.broken_vault(path))
+        return found
 
     def check(self, project: Path, hosts: Sequence[str]) -> Report:
         """What preflight says of these hosts. project: the directory that holds the roles."""

@@ -36,6 +36,17 @@ FILES = {
 
 # what takes a secret of the vault
 SECRETS = {"proxmox_container_api_password": "vault_proxmox_password", "sglang_server_api_key": "vault_sglang_api_key"}
+# how the vault of an inventory is given, and what Ansible's parsers take otherwise than it is meant
+VAULT_FIX = (
+    "give its own: export ANSIBLE_VAULT_PASSWORD_FILE=FILE, or --vault-password-file FILE; without either, "
+    "vault_password_file of ansible.cfg counts, which is the lab's (a lab of another clone: make lab-down lab-up)"
+)
+QUOTES_FIX = (
+    "ansible-vault edit it, and write its values in single quotes ('' for one inside), those with {{, {% or {# with "
+    "!unsafe before the quotes"
+)
+CLOSED = "the vault password that was given does not open "
+TEMPLATE = "this is taken for an expression, and is none: "
 # what is right for a type that the specs name, and how it is written
 RIGHT = {
     "int": ("whole number", "write a whole number, without quotes or a unit"),
@@ -131,9 +142,22 @@ def undefined(subject: str, problems: Mapping[str, str], inventory: Path) -> lis
         if code == "VAR-UNDEFINED":
             message, advice = f"not set: {_some(sorted(group))}; needed by {users}", fix
         else:
-            message, advice = f"{users} cannot be worked out: {fix}", "correct the expression there, or what it reads"
+            message, advice = f"{users} cannot be worked out: {fix}", _how_to_correct(fix)
         findings.append(Finding(code, Severity.ERROR, subject, message, advice))
     return findings
+
+
+def _how_to_correct(said: str) -> str:
+    """What helps against a variable that cannot be worked out."""
+    if said.startswith(CLOSED):
+        return VAULT_FIX
+    if said.startswith(TEMPLATE):
+        name = said.removeprefix(TEMPLATE)
+        return (
+            f"write {name}: !unsafe 'VALUE', in single quotes ('' for one inside); in an encrypted file with "
+            "ansible-vault edit; where it is meant to be an expression, correct that"
+        )
+    return "correct the expression there, or what it reads"
 
 
 def _plainly(text: str) -> str:
@@ -277,9 +301,13 @@ def closed_vault(path: Path) -> Finding:
         Severity.ERROR,
         str(path),
         "the vault password that was given does not open this file",
-        "give its own: export ANSIBLE_VAULT_PASSWORD_FILE=FILE, or --vault-password-file FILE; without either, "
-        "vault_password_file of ansible.cfg counts, which is the lab's (a lab of another clone: make lab-down lab-up)",
+        VAULT_FIX,
     )
+
+
+def broken_vault(path: Path) -> Finding:
+    """An encrypted file whose text is no YAML. What a parser says of it would be a piece of a secret."""
+    return Finding("FILE-YAML", Severity.ERROR, str(path), "its decrypted text is no YAML", QUOTES_FIX)
 
 
 def unknown_variables(
