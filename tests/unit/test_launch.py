@@ -49,6 +49,13 @@ def test_field_case_b07_yaml_booleans_in_the_environment_are_named_with_their_fi
     assert finding.fix == 'quote it, for example NCCL_IB_DISABLE: "1"'
 
 
+def test_a_secret_that_yaml_takes_for_a_number_is_not_shown():
+    (finding,) = launch.check("h", {}, {"HF_TOKEN": 123456789})
+    assert finding.code == "ENV-TYPE"
+    assert finding.fix == 'quote it, for example HF_TOKEN: "VALUE"'
+    assert "123456789" not in finding.message
+
+
 @pytest.mark.parametrize(
     ("host", "outside", "inside"),
     [

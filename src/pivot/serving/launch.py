@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pivot.bundles.secret_names import secret_name
 from pivot.findings import Finding, Severity
 
 # SGLang's --config reader refuses these although they are ordinary flags (read from 0.5.23's merger)
@@ -102,8 +103,9 @@ def _wrong_variable(name: object, value: object) -> tuple[str, str, str] | None:
     if not isinstance(name, str) or not _NAME.match(name):
         return "ENV-NAME", f"{where} is no environment variable's name", "use capitals, digits and underscores"
     if not isinstance(value, str):
-        text = int(value) if isinstance(value, bool) else value
-        message = f"{where} is {value!r}, which YAML does not hand on as it was written"
+        plain = int(value) if isinstance(value, bool) else value
+        shown, text = ("no text", "VALUE") if secret_name(name) else (repr(value), str(plain))
+        message = f"{where} is {shown}, which YAML does not hand on as it was written"
         return "ENV-TYPE", message, f'quote it, for example {name}: "{text}"'
     if value != value.strip() or _controls(value):
         message = f"{where} has white space at an end, or a line break or another control character"
