@@ -7,6 +7,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from pivot import findings
+from pivot.bundles.redact import Redactor
 from pivot.bundles.secret_names import secret_name
 from pivot.engines import engine, patches, releases, sending, wheelhouse
 from pivot.transfer import TransferError
@@ -125,8 +126,13 @@ def record(
 
 
 def told(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose names do not say secret: those of a task stand on its host's command lines."""
-    return {name: value for name, value in environment.items() if not secret_name(name)}
+    """The variables without a secret, by name or in a value, as a proxy's password: a task's stand on command lines."""
+    masked = Redactor()
+    return {
+        name: value
+        for name, value in environment.items()
+        if not secret_name(name) and masked.text(str(value)) == str(value)
+    }
 
 
 def send(source: str, incoming: str, shared: str, pip: str, connection: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -1,6 +1,8 @@
 """Locks, gaps, release ids, and what to do on a host."""
 
 import hashlib
+import runpy
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from pivot.engines import engine, releases
 from pivot.engines.engine import Distribution, EngineError, Gaps, Metadata, Target
 from pivot.findings import Severity
 
+ROOT = Path(__file__).parents[2]
 A, B = "a" * 64, "b" * 64
 TARGET = Target("3.11", "x86_64", (2, 36))
 LOCK_TEXT = f"""# target: python 3.11, x86_64, glibc 2.36
@@ -380,3 +383,14 @@ def test_the_order_of_patches_counts_and_none_is_the_published_release():
     assert len(set(of)) == 4
     assert engine.patched_version("0.5.23", []) == "0.5.23"
     assert engine.patched_version("0.5.23+cu130", [A]).startswith("0.5.23+cu130.pivot")
+
+
+def test_variables_with_a_secret_are_not_handed_to_a_task():
+    told = runpy.run_path(str(ROOT / "plugins/filter/pivot_engine.py"))["told"]
+    plain = {"https_proxy": "http://proxy.example.org:3128", "OMP_NUM_THREADS": "8"}
+    secret = {
+        "HF_TOKEN": "made-up",
+        "http_proxy": "http://user:made-up@proxy.example.org:3128",
+        "HF_ENDPOINT": "https://user:made-up@hub.example.org",
+    }
+    assert told({**plain, **secret}) == plain
