@@ -8,14 +8,18 @@ from pivot.report import masked_diff
 
 
 class ActionModule(ActionBase):
-    """before and after are texts; what their names do not say is secret is masked already. path names the file."""
+    """before and after are texts; what their names do not say is secret is masked already. path names the file.
+
+    differs: whether the file does, where before came with its secrets masked; else the texts are compared.
+    """
 
     _requires_connection = False
     TRANSFERS_FILES = False
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Changed when the texts differ, or when the file is missing."""
+        """Changed when the files differ, or when the file is missing."""
         super().run(tmp, task_vars)
         before, after = str(self._task.args.get("before") or ""), str(self._task.args["after"])
-        diff = masked_diff(str(self._task.args["path"]), before, after)
-        return {"changed": before != after, "diff": [diff]}
+        differs = bool(self._task.args.get("differs", before != after))
+        diff = masked_diff(str(self._task.args["path"]), before, after if differs else before)
+        return {"changed": differs, "diff": [diff]}

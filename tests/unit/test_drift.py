@@ -120,6 +120,17 @@ def test_a_secret_is_never_in_a_reason():
     assert "made-up" not in reason
 
 
+def test_a_secret_is_known_by_its_digest():
+    wanted = {**WANTED, "environment": {"HF_TOKEN": "made-up-1", "https_proxy": "http://user:made-up-1@proxy:3128"}}
+    hidden = {name: f"sha256:{launch.sha256(value)}" for name, value in wanted["environment"].items()}
+    assert drift.restart_reasons(wanted, running(environment=hidden)) == []
+    other = dict.fromkeys(hidden, f"sha256:{launch.sha256('made-up-2')}")
+    reasons = drift.restart_reasons(wanted, running(environment=other))
+    assert [reason.split(" ")[0] for reason in reasons] == ["HF_TOKEN", "https_proxy"]
+    assert not [reason for reason in reasons if "made-up" in reason or "sha256" in reason]
+    assert "not 'http://user:<redacted>@proxy:3128'" in reasons[1]
+
+
 def test_a_restart_that_nobody_consented_to_names_its_reasons():
     (finding,) = drift.restart_findings("infer1", ["its port is 1", "its key is new"], allowed=False)
     assert finding.code == "SERVER-RESTART-NEEDED"

@@ -1,10 +1,11 @@
-"""What an SGLang service is on this host: files, unit, main process, last start. Standard library only, read-only.
+"""What an SGLang service is on this host: files, unit, main process, last start. Read-only.
 
 argv[1]: JSON {unit, user, python, started, files: [path], modes: [path], texts: [path], space: [directory], launch,
 views, environment: [name], own: [name], named: [path], caches, healthy}; prints one JSON object. `environment` names
 variables whose values are wanted: of no other one the value leaves the host; `own` are those that the unit itself sets.
-Keys are masked in `texts`. `named` are files that the settings name, `caches` the directory with those of compiled
-kernels, one a release, `healthy` the file of sets that were found healthy.
+Secrets are masked in `texts`, and of a variable that holds one the digest is given. `named` are files that the
+settings name, `caches` the directory with those of compiled kernels, one a release, `healthy` the file of sets that
+were found healthy.
 """
 
 import grp
@@ -17,6 +18,9 @@ import re
 import stat
 import subprocess
 import sys
+
+from pivot.bundles.redact import Redactor
+from pivot.bundles.secret_names import secret_name
 
 MILESTONES = re.compile(
     r"Load weight (begin|end)|fired up and ready|[Gg]raph.*(begin|end)|Error|Exception|error:|sigquit|watchdog"
@@ -41,12 +45,19 @@ def digest(path):
 
 
 def text(path):
-    """Content of a small text file with API keys masked, None when it is missing."""
+    """Content of a small text file with secrets masked, None when it is missing."""
     try:
         content = pathlib.Path(path).read_text()
     except OSError:
         return None
-    return re.sub(r"(?m)^((?:admin-)?api-key): .*$", r'\1: "********"', content)
+    return Redactor().text(re.sub(r"(?m)^((?:admin-)?api-key): .*$", r'\1: "********"', content))
+
+
+def told(name, value):
+    """A variable's value; of one that is secret, by its name or in its value, only what tells whether it is another."""
+    if not secret_name(name) and Redactor().text(value) == value:
+        return value
+    return "sha256:" + hashlib.sha256(value.encode()).hexdigest()
 
 
 def free_bytes(path):
@@ -103,7 +114,7 @@ def process(pid, started, names, own):
     return {
         "pid": pid,
         "argv": command,
-        "environment": {name: environment[name] for name in names if name in environment},
+        "environment": {name: told(name, environment[name]) for name in names if name in environment},
         "others": sorted(
             name for name in environment if name.startswith(FAMILIES) and name not in names and name not in own
         ),

@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pivot.bundles.redact import MASK
+from pivot.bundles.redact import MASK, Redactor
 from pivot.bundles.secret_names import secret_name
 from pivot.findings import Finding, Severity
-from pivot.serving.launch import ARGV_ONLY
+from pivot.serving.launch import ARGV_ONLY, sha256
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
+HIDDEN = "sha256:"  # how server_state.py says the value of a secret variable
 # the probe's drop-in adds arguments and variables of its own while it is on; every report says that it is
 PROBE = "pivot-probe"
 
@@ -90,13 +91,14 @@ def probe_is_on(state: Mapping[str, Any]) -> bool:
 
 
 def _shown(name: str, value: object) -> str:
-    """A value for a message; a secret one is masked."""
-    return MASK if value is not None and secret_name(name) else repr(value)
+    """A value for a message; a secret one is masked, and a secret in one."""
+    hidden = value is not None and (secret_name(name) or str(value).startswith(HIDDEN))
+    return MASK if hidden else Redactor().text(repr(value))
 
 
 def _variables(wanted: Mapping[str, str], running: Mapping[str, str]) -> Iterator[str]:
     for name, value in sorted(wanted.items()):
-        if running.get(name) != value:
+        if running.get(name) not in (value, HIDDEN + sha256(value)):
             yield f"{name} is {_shown(name, running.get(name))} in its environment, not {_shown(name, value)}"
 
 
