@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export LC_ALL := C.UTF-8
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 PYTEST := python -m pytest
 

@@ -5,6 +5,7 @@
 # Arguments: see lab/models/bench.py
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export LC_ALL=C.UTF-8 # figures have points
 variables=inventory/lab/group_vars/all/lab.yml
 [[ -f $variables ]] || { echo "the lab is not up: make deploy" >&2; exit 1; }
 

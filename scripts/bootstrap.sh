@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 lock=requirements/dev.txt
 venv=.venv
 stamp=$venv/.pivot-lock
+home=$venv/.pivot-home # programs of a venv name its place: a copy's would work on the clone that was copied
 minor_wanted=12
 
 say() { printf '[setup] %s\n' "$*"; }
@@ -44,6 +45,9 @@ install_venv() {
     if [[ -x $venv/bin/python ]] && ! "$venv/bin/python" -c '' 2>/dev/null; then
         say "the interpreter of $venv is gone; making $venv anew"
         rm -rf "$venv"
+    elif [[ -e $venv && ! ( -f $home && $(<"$home") == "$PWD" ) ]]; then
+        say "$venv was made for another place, or not to its end; making it anew"
+        rm -rf "$venv"
     fi
     wanted=$(cat "$lock" pyproject.toml lab/pyproject.toml scripts/bootstrap.sh | sha256sum)
     [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && return
@@ -52,6 +56,7 @@ install_venv() {
             die "no Python of at least 3.$minor_wanted found on PATH or in pyenv: install one (Debian 13, Ubuntu 24.04: apt-get install python3 python3-venv; else: pyenv install 3.13)"
         say "making $venv with $("$python" --version) ($python)"
         "$python" -m venv "$venv" || die "$python cannot make a venv: apt-get install python3-venv"
+        printf '%s\n' "$PWD" >"$home"
     fi
     say "installing the locked Python packages of $lock into $venv"
     rm -f "$stamp"
@@ -61,6 +66,7 @@ install_venv() {
 }
 
 [[ $(uname -s) == Linux && $(uname -m) == x86_64 ]] || die "the lab and the locks are for x86_64 Linux, this is $(uname -s) $(uname -m)"
+[[ $PWD != *[[:space:]]* ]] || die "the path of this clone has a blank, at which ssh and others split: move it ($PWD)"
 command -v dpkg-query >/dev/null || die "this machine has no dpkg: the lab needs Debian 12, Debian 13 or Ubuntu 24.04"
 install_packages
 install_venv

@@ -130,6 +130,7 @@ def _dispatch(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a LabError is printed as its sentence, with status 1."""
     args = _parser().parse_args(argv)
+    os.umask(0o022)  # containers' ids are others here, and have to reach what is made for them
     try:
         return _dispatch(args)
     except LabError as error:

@@ -276,6 +276,7 @@ class Containers:
         directory = self.home(key) / "dev"
         shutil.rmtree(directory)
         directory.mkdir()
+        directory.chmod(0o755)
         for device in devices:
             path = directory / device.path.removeprefix("/dev/")
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,6 +40,8 @@ def prepare(layout: Layout) -> None:
     os.chown(layout.node_socket.parent, ID_BASE, ID_BASE)
     layout.node_socket.parent.chmod(0o700)
     layout.node_configs.mkdir(parents=True, exist_ok=True)
+    for directory in (layout.node_configs.parent, layout.node_configs):
+        directory.chmod(0o755)
     layout.node_devices.mkdir(parents=True, exist_ok=True)
     layout.node_devices.chmod(0o755)
     for device in STAND_INS:

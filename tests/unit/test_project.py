@@ -88,6 +88,44 @@ def test_an_old_python_is_not_taken(bare):
     assert "no Python of at least 3.12" in bootstrap(bare).stderr
 
 
+PYTHON = """#!/bin/bash
+if [[ "$1 $2" == "-m venv" ]]; then
+    mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+    printf '#!/bin/bash\\nexit 0\\n' >"$3/bin/pip" && chmod +x "$3/bin/pip"
+fi
+"""
+
+
+def with_python(place):
+    """A STAND-IN for a Python that is new enough."""
+    for name in ("mkdir", "cp", "chmod"):
+        (place / "bin" / name).symlink_to(shutil.which(name))
+    (place / "bin/python3").write_text(PYTHON)
+    (place / "bin/python3").chmod(0o755)
+
+
+def test_a_copy_and_a_half_made_venv_are_made_anew(bare, tmp_path_factory):
+    with_python(bare)
+    assert "making .venv with" in bootstrap(bare).stdout
+    assert bootstrap(bare).stdout == ""
+    (bare / ".venv/.pivot-home").unlink()  # a run that was killed while it made the venv
+    (bare / ".venv/bin/pip").unlink()
+    assert bootstrap(bare).stdout.startswith("[setup] .venv was made for another place, or not to its end")
+    assert (bare / ".venv/bin/pip").exists()
+    copy = tmp_path_factory.mktemp("other") / "pivot"
+    shutil.copytree(bare, copy, symlinks=True)
+    assert bootstrap(copy).stdout.startswith("[setup] .venv was made for another place")
+    assert (bootstrap(copy).stdout, bootstrap(bare).stdout) == ("", "")
+
+
+def test_a_path_with_a_blank_is_refused(bare, tmp_path_factory):
+    place = tmp_path_factory.mktemp("My Projects") / "pivot"
+    shutil.copytree(bare, place, symlinks=True)
+    done = bootstrap(place)
+    assert done.returncode == 1
+    assert done.stderr.startswith("[setup] the path of this clone has a blank")
+
+
 def test_missing_packages_are_listed_first(bare):
     (bare / "bin/dpkg-query").write_text("#!/bin/bash\nexit 1\n")
     apt = bare / "bin/apt-get"

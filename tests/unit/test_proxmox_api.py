@@ -1,6 +1,7 @@
 """What the API says and how a container's calls survive it, over a session whose answers are given."""
 
 import io
+import os
 
 import pytest
 import requests
@@ -416,3 +417,32 @@ def test_a_shutdown_is_waited_for_as_long_as_it_was_given():
     container.power("shutdown", timeout=180)
     container.power("shutdown")
     assert waited == [225, 45]
+
+
+# --- proxies
+
+
+def test_a_proxy_that_does_not_lead_to_the_api_is_named():
+    with pytest.raises(ApiError) as caught, translated("llm01", "pve1:8006"):
+        raise requests.exceptions.ProxyError("Unable to connect to proxy")
+    assert caught.value.finding.message == "the proxy of this environment (https_proxy) does not lead to pve1:8006"
+    assert "export no_proxy=$no_proxy,pve1" in caught.value.finding.fix
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "then"),
+    [
+        ("127.0.0.1", {}, "127.0.0.1"),
+        ("127.0.0.1", {"NO_PROXY": "example.org"}, "example.org,127.0.0.1"),
+        ("pve1", {"no_proxy": "example.org"}, "example.org"),
+    ],
+)
+def test_loopback_is_asked_without_a_proxy(host, given, then, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "")  # put back afterwards
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(proxmox_api, "ProxmoxAPI", lambda *_, **__: None)
+    Access(host, 8006, "root@pam", None, password="made-up").connect("llm01")
+    assert os.environ["no_proxy"] == then

@@ -37,6 +37,7 @@ PATIENCE_SECONDS = 45.0
 FIRST_PAUSE = 0.5
 # how long a task that was started by a lost call may take to show
 SHOW_SECONDS = 3.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # no proxy leads there
 LOCKED = ("create", "rollback", "migrate", "disk")
 
 
@@ -84,6 +85,9 @@ class Access:
         # cluster has no keyUsage. Chain, name and dates are verified all the same. It has to be said to all of urllib3:
         # proxmoxer logs in outside its session, so that no adapter of that one is asked.
         urllib3_ssl.VERIFY_X509_STRICT = ssl.VerifyFlags(0)  # type: ignore[attr-defined]
+        if self.host in LOOPBACK:
+            given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+            os.environ["no_proxy"] = ",".join(filter(None, [given, self.host]))
         with translated(subject, f"{self.host}:{self.port}"):
             return ProxmoxAPI(
                 self.host,
@@ -166,6 +170,9 @@ def _no_login(subject: str, error: AuthenticationError) -> ApiError:
 def _unreachable(subject: str, where: str, error: Exception) -> UnclearError:
     message = f"{where} does not answer ({type(error).__name__})"
     fix = "check proxmox_container_api_host and _port and that pveproxy runs there; in the lab: make lab-up"
+    if isinstance(error, requests.exceptions.ProxyError):
+        message = f"the proxy of this environment (https_proxy) does not lead to {where}"
+        fix = f"have it answered without one: export no_proxy=$no_proxy,{where.rpartition(':')[0]}"
     return UnclearError(Finding("PVE-UNREACHABLE", Severity.ERROR, subject, message, fix), again=True)
 
 
