@@ -364,6 +364,7 @@ REQUEST = (
 HIT = at(13, "Scheduler hit an exception: Traceback (most recent call last):")
 RAISED = "2026-11-29T10:13:00.000000+0000 h sglang[11]: IndexError: index 163840 is out of bounds\n"
 DIED = at(13, "Subprocess scheduler_2 (pid=12) crashed with exit code -9. Triggering SIGQUIT for cleanup...", 1)
+PEER = "2026-11-29T10:13:00.000000+0000 h sglang[11]: torch.distributed.DistBackendError: Connection closed by peer\n"
 EARLIER = "2026-11-29T10:00:30.000000+0000 h sglang[11]: ImportError: an optional package is missing\n"
 
 
@@ -374,6 +375,10 @@ EARLIER = "2026-11-29T10:00:30.000000+0000 h sglang[11]: ImportError: an optiona
         (start() + decode(11) + REQUEST * 14 + HIT + RAISED + DIED, "IndexError: index 163840 is out of bounds"),
         (start() + decode(11) + HIT + RAISED * 30 + DIED, "IndexError: index 163840 is out of bounds"),
         (EARLIER + start(ready=False) + HIT + RAISED + DIED, "IndexError: index 163840 is out of bounds"),
+        # of a start the first one counts, whichever rank says that it hit one
+        (start(ready=False) + RAISED + HIT + PEER + DIED, "IndexError: index 163840 is out of bounds"),
+        # requests that fail because of it do not push it out
+        (start() + decode(11) + RAISED + REQUEST * 14 + DIED, "IndexError: index 163840 is out of bounds"),
         (start() + decode(11) + REQUEST + DIED, "a scheduler died (scheduler_2 -9)"),
         (start() + decode(11) + REQUEST * 14 + DIED, "a scheduler died (scheduler_2 -9)"),
         (start() + decode(11) + REQUEST + decode(12) + RAISED + DIED, "IndexError: index 163840 is out of bounds"),

@@ -1,6 +1,9 @@
 """Files that launch settings name: found in the settings, and judged by what a host says of them."""
 
+import os
+import pwd
 import runpy
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -156,17 +159,26 @@ def test_a_host_says_what_is_there(tmp_path):
     assert seen(str(tmp_path), "root")["kind"] == "directory"
 
 
-def test_permission_bits_are_those_of_the_user():
-    class Status:
-        st_uid, st_gid, st_mode = 0, 7, 0o640
-
-    allowed = STATE["allowed"]
-    assert allowed(Status, 5, [7], 4)  # its group may read
-    assert not allowed(Status, 5, [8], 4)
-    assert not allowed(Status, 5, [7], 1)
-    Status.st_mode = 0o604
-    assert not allowed(Status, 5, [7], 4)  # the group's bits count, not those of others
-    assert allowed(Status, 5, [8], 4)
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_whether_a_user_may_read_is_asked_of_the_kernel():
+    seen, user = STATE["seen"], "nobody"
+    with tempfile.TemporaryDirectory() as name:  # pytest's own directories let nobody pass
+        place = Path(name)
+        file = place / "a.json"
+        file.write_text("{}")
+        place.chmod(0o755)
+        file.chmod(0o640)
+        assert seen(str(file), user) == {"kind": "file", "readable": False}
+        assert seen(str(file), user, ["root"])["readable"]  # a group that the unit gives
+        assert seen(str(file), user, ["no-such-group-here"])["readable"] is None
+        file.chmod(0o604)
+        assert seen(str(file), user)["readable"]
+        assert not seen(str(file), user, ["root"])["readable"]  # the group's bits count, not those of others
+        place.chmod(0o700)
+        assert not seen(str(file), user)["readable"]
+        assert not seen(name, user)["readable"]
+        os.chown(place, pwd.getpwnam(user).pw_uid, 0)
+        assert seen(name, user) == {"kind": "directory", "readable": True}
 
 
 def test_what_the_firewall_calls():

@@ -16,20 +16,22 @@ SPEC.loader.exec_module(vault_environment)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, {}),
-        ({"vault_password_files": [], "vault_ids": []}, {}),
-        (
-            {"vault_password_files": ("/a", "/b")},
-            {"ANSIBLE_VAULT_PASSWORD_FILE": "/b", "ANSIBLE_VAULT_IDENTITY_LIST": "default@/a"},
-        ),
-        ({"vault_ids": ["prod@~/a"]}, {"ANSIBLE_VAULT_IDENTITY_LIST": "prod@/home/me/a"}),
-        ({"vault_password_files": ["secret"]}, {"ANSIBLE_VAULT_PASSWORD_FILE": "/somewhere/secret"}),
-        ({"vault_ids": ["prod@/a", "dev@b"]}, {"ANSIBLE_VAULT_IDENTITY_LIST": "prod@/a,dev@/somewhere/b"}),
-        ({"vault_ids": ["prod@prompt"]}, {"ANSIBLE_VAULT_IDENTITY_LIST": "prod@prompt"}),
-        ({"vault_ids": ["/a"]}, {"ANSIBLE_VAULT_IDENTITY_LIST": "/a"}),
+        ({}, None),
+        ({"vault_password_files": [], "vault_ids": []}, None),
+        ({"vault_password_files": ("/a", "/b")}, "default@/a,default@/b"),
+        ({"vault_password_files": ["secret"]}, "default@/somewhere/secret"),
+        ({"vault_ids": ["prod@~/a"]}, "prod@/home/me/a"),
+        ({"vault_ids": ["prod@/a", "dev@b"], "vault_password_files": ["/c"]}, "prod@/a,dev@/somewhere/b,default@/c"),
+        ({"vault_ids": ["prod@/home/me@corp.example/v"]}, "prod@/home/me@corp.example/v"),
+        ({"vault_ids": ["prod@prompt", "dev@prompts"]}, "prod@prompt,dev@/somewhere/prompts"),
+        ({"vault_ids": ["/a"]}, "/a"),
     ],
 )
 def test_options_of_the_command_line_reach_a_child(options, expected, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr(Path, "absolute", lambda self: Path("/somewhere") / self)
-    assert vault_environment.environment(options) == expected
+    variable = {} if expected is None else {"ANSIBLE_VAULT_IDENTITY_LIST": expected}
+    assert vault_environment.environment(options) == variable
+    # an id of the configuration is kept, and a password file of it is inherited
+    kept = {} if expected is None else {"ANSIBLE_VAULT_IDENTITY_LIST": f"lab@/l,{expected}"}
+    assert vault_environment.environment(options, ["lab@/l"]) == kept

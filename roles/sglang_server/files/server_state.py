@@ -91,7 +91,7 @@ def mode(path):
 def show(unit):
     """A selection of `systemctl show`."""
     names = "LoadState,ActiveState,SubState,MainPID,UnitFileState,NRestarts,DropInPaths,InvocationID,NeedDaemonReload"
-    names += ",ExecMainStartTimestampMonotonic,ActiveEnterTimestampMonotonic,Result"
+    names += ",ExecMainStartTimestampMonotonic,ActiveEnterTimestampMonotonic,Result,SupplementaryGroups"
     output = subprocess.run(
         ["systemctl", "show", unit, "--property", names], stdout=subprocess.PIPE, universal_newlines=True, check=False
     ).stdout
@@ -122,8 +122,11 @@ def process(pid, started, names, own):
     }
 
 
-def seen(path, user):
-    """Kind of a path (file, directory, other, missing), and whether a user may read it: None for no such user."""
+def seen(path, user, more=()):
+    """Kind of a path (file, directory, other, missing), and whether a user may read it: None for no such user.
+
+    more: names of groups that the unit gives besides the user's own.
+    """
     try:
         status = os.stat(path)
     except OSError:
@@ -131,19 +134,26 @@ def seen(path, user):
     kind = "file" if stat.S_ISREG(status.st_mode) else "directory" if stat.S_ISDIR(status.st_mode) else "other"
     try:
         account = pwd.getpwnam(user)
+        groups = [*os.getgrouplist(user, account.pw_gid), *(grp.getgrnam(name).gr_gid for name in more)]
     except KeyError:
         return {"kind": kind, "readable": None}
-    groups = os.getgrouplist(user, account.pw_gid)
-    real = pathlib.Path(path).resolve()
-    passed = all(allowed(os.stat(parent), account.pw_uid, groups, 1) for parent in real.parents)
-    needed = 5 if kind == "directory" else 4
-    return {"kind": kind, "readable": passed and allowed(status, account.pw_uid, groups, needed)}
+    needed = os.R_OK | os.X_OK if kind == "directory" else os.R_OK
+    return {"kind": kind, "readable": granted(path, needed, account.pw_uid, account.pw_gid, groups)}
 
 
-def allowed(status, uid, groups, bits):
-    """Whether permission bits (4 read, 1 pass) are given to a user who is not root."""
-    shift = 6 if status.st_uid == uid else 3 if status.st_gid in groups else 0
-    return (stat.S_IMODE(status.st_mode) >> shift) & bits == bits
+def granted(path, needed, uid, gid, groups):
+    """Whether the kernel lets a user have it, access control lists included: a child that becomes that user asks."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups(groups)
+            os.setgid(gid)
+            os.setuid(uid)
+            code = 0 if os.access(path, needed) else 1
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def journal(invocation):
@@ -234,7 +244,9 @@ def main():
         "drop_ins": drop_ins,
         "running": process(pid, given["started"], given["environment"], given["own"]) if pid else None,
         "journal": journal(unit.get("InvocationID")),
-        "named": {path: seen(path, given["user"]) for path in given["named"]},
+        "named": {
+            path: seen(path, given["user"], unit.get("SupplementaryGroups", "").split()) for path in given["named"]
+        },
         "interpreter": sys.executable,
     }
     print(json.dumps(result))

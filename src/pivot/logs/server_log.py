@@ -130,6 +130,8 @@ class Run:
         self.error_count += 1
         of_request = self.request_failed > (self.decode.last[0] if self.decode.last else 0)
         if self.ready is not None and "hit" not in self.notes:
+            if of_request:
+                return  # no cause of an end, and many of them must not push one out
             self.errors = self.errors[1 - ERRORS :]
         if len(self.errors) < ERRORS:
             self.errors.append((text, evidence, of_request))
@@ -365,8 +367,8 @@ class ServerLog:
         elif line.begins:
             run.request_failed = 0
         for kind, groups in kinds_of(text):
-            if kind == "hit" and kind not in run.notes:
-                run.errors = []  # before it there is no cause of it
+            if kind == "hit" and kind not in run.notes and run.ready is not None:
+                run.errors = []  # of requests, long ago; of a start the first one counts, whichever rank says it
             add_note(self.gaps if kind in ("suppressed", "missed") else run.notes, kind, evidence, line.time, groups)
             if kind in ("exited", "failed", "dead"):
                 run.ended = run.ended or evidence
