@@ -60,7 +60,7 @@ failures() {
     [[ -s $logs/.failed ]] || echo 'FAILED: a lane ended by itself'
     while read -r name; do
         printf 'FAILED: %s\n' "$name"
-        grep -aE '^(FAILED|ERROR|E) |^fatal: |^\[ERROR\]: |: error: ' "$logs/$name.log" | cut -c1-400 | tail -n 20 || true
+        grep -aE '^(FAILED|ERROR|E) |^fatal: |^\[ERROR\]: |: error: |^NOT SHOWN' "$logs/$name.log" | cut -c1-400 | tail -n 20 || true
     done < <(cat "$logs/.failed" 2>/dev/null)
 }
 

@@ -98,9 +98,9 @@ class CallbackModule(CallbackBase):
                     # as Ansible itself will ask for it, so that nothing is decrypted twice
                     loader.load_from_file(str(path), cache="all", unsafe=True, trusted_as_template=True)
                 except AnsibleVaultError:
-                    self._display.error(render([inventory.closed_vault(path)]), wrap_text=False)
+                    self._display.error(render(inventory.unread_vault(path, "closed")), wrap_text=False)
                 except AnsibleError:
-                    self._display.error(render([inventory.broken_vault(path)]), wrap_text=False)
+                    self._display.error(render(inventory.unread_vault(path, "broken")), wrap_text=False)
                     # Ansible would show the text that it cannot read; any other exception would be a warning to it
                     raise SystemExit(PARSER_ERROR) from None
 

@@ -159,9 +159,18 @@ def test_encrypted_files_are_found_beside_every_kind_of_inventory(place):
     vault.write_text("$ANSIBLE_VAULT;1.1;AES256\n6132\n")
     (place / "hosts.yml").write_text("all:\n")
     assert inventory.vaults(place) == inventory.vaults(place / "hosts.yml") == [vault]
-    assert inventory.closed_vault(vault).code == "VAULT-CLOSED"
     vault.write_text("---\n")
     assert inventory.vaults(place) == []
+
+
+def test_a_vault_that_is_not_read_says_why(place):
+    assert inventory.unread_vault(place, "read") == []
+    (closed,) = inventory.unread_vault(place, "closed")
+    assert (closed.code, closed.subject) == ("VAULT-CLOSED", str(place))
+    assert "ANSIBLE_VAULT_PASSWORD_FILE=FILE" in closed.fix
+    (broken,) = inventory.unread_vault(place, "broken")
+    assert (broken.code, broken.message) == ("FILE-YAML", "its decrypted text is no YAML")
+    assert "in single quotes" in broken.fix
 
 
 def test_type_errors_say_where_the_value_was_set(place):

@@ -143,15 +143,18 @@ class Source:
 
     def unread_vaults(self) -> list[Finding]:
         """The encrypted files that the given passwords do not open, and those whose text is no YAML."""
-        found = []
-        for path in inventory.vaults(self._source):
-            try:
-                self._loader.load_from_file(str(path), cache="all", unsafe=True, trusted_as_template=True)
-            except AnsibleVaultError:
-                found.append(inventory.closed_vault(path))
-            except AnsibleError:
-                found.append(inventory.broken_vault(path))
-        return found
+        vaults = inventory.vaults(self._source)
+        return [finding for path in vaults for finding in inventory.unread_vault(path, self._state(path))]
+
+    def _state(self, vault: Path) -> str:
+        """As `inventory.unread_vault` calls it."""
+        try:
+            self._loader.load_from_file(str(vault), cache="all", unsafe=True, trusted_as_template=True)
+        except AnsibleVaultError:
+            return "closed"
+        except AnsibleError:
+            return "broken"
+        return "read"
 
     def check(self, project: Path, hosts: Sequence[str]) -> Report:
         """What preflight says of these hosts. project: the directory that holds the roles."""

@@ -294,20 +294,15 @@ def vaults(source: Path) -> list[Path]:
     return found
 
 
-def closed_vault(path: Path) -> Finding:
-    """A file that none of the given vault passwords opens."""
-    return Finding(
-        "VAULT-CLOSED",
-        Severity.ERROR,
-        str(path),
-        "the vault password that was given does not open this file",
-        VAULT_FIX,
-    )
-
-
-def broken_vault(path: Path) -> Finding:
-    """An encrypted file whose text is no YAML. What a parser says of it would be a piece of a secret."""
-    return Finding("FILE-YAML", Severity.ERROR, str(path), "its decrypted text is no YAML", QUOTES_FIX)
+def unread_vault(path: Path, state: str) -> list[Finding]:
+    """What is the matter with an encrypted file. state: ``read``; ``closed`` where no given password opens it;
+    ``broken`` where its text is no YAML. What a parser says of that would be a piece of a secret."""
+    if state == "closed":
+        message = "the vault password that was given does not open this file"
+        return [Finding("VAULT-CLOSED", Severity.ERROR, str(path), message, VAULT_FIX)]
+    if state == "broken":
+        return [Finding("FILE-YAML", Severity.ERROR, str(path), "its decrypted text is no YAML", QUOTES_FIX)]
+    return []
 
 
 def unknown_variables(
