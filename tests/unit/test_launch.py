@@ -62,7 +62,7 @@ def test_a_secret_that_yaml_takes_for_a_number_is_not_shown():
         ("192.0.2.11", "http://192.0.2.11:30000", "http://192.0.2.11:30000"),
         ("llm01", "http://llm01:30000", "http://llm01:30000"),
         ("2001:db8::11", "http://[2001:db8::11]:30000", "http://[2001:db8::11]:30000"),
-        ("0.0.0.0", "http://llm01.example.org:30000", "http://127.0.0.1:30000"),  # noqa: S104
+        ("0.0.0.0", "http://llm01.example.org:30000", "http://127.0.0.1:30000"),  # noqa: S104 - asked, not bound to
         ("::", "http://llm01.example.org:30000", "http://[::1]:30000"),
     ],
 )

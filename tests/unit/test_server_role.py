@@ -63,7 +63,7 @@ def test_of_a_server_over_several_machines_that_of_rank_0_answers(launch, answer
     ("host", "outside", "inside"),
     [
         ("192.0.2.11", "http://192.0.2.11:30000", "http://192.0.2.11:30000"),
-        ("0.0.0.0", "http://llm01.example.org:30000", "http://127.0.0.1:30000"),  # noqa: S104
+        ("0.0.0.0", "http://llm01.example.org:30000", "http://127.0.0.1:30000"),  # noqa: S104 - asked, not bound to
     ],
 )
 def test_a_server_on_every_address_is_asked_at_the_hosts_own(host, outside, inside):

@@ -198,9 +198,8 @@ def missing(
             f"{name} is not set, and the role {role} cannot work without it",
             f"set it in the inventory: {option.get('description', 'see roles/' + role)}",
         )
-        for role in roles
-        for name, option in sorted(specs.get(role, {}).items())
-        if option.get("required") and name not in given
+        for role, name, option in _required(specs, roles)
+        if name not in given
     ]
 
 
@@ -216,10 +215,17 @@ def nulls(
             f"{name} ({where_set(name, inventory)}) is null, and the role {role} cannot work without it",
             f"write its value there: {option.get('description', 'see roles/' + role)}",
         )
-        for role in roles
-        for name, option in sorted(specs.get(role, {}).items())
-        if option.get("required") and name in values and values[name] is None
+        for role, name, option in _required(specs, roles)
+        if name in values and values[name] is None
     ]
+
+
+def _required(specs: Mapping[str, Options], roles: Iterable[str]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Role, name and option of every variable without which one of the roles cannot work."""
+    for role in roles:
+        for name, option in sorted(specs.get(role, {}).items()):
+            if option.get("required"):
+                yield role, name, option
 
 
 def empty_secrets(subject: str, given: Iterable[str], values: Mapping[str, Any]) -> list[Finding]:

@@ -84,7 +84,7 @@ class Access:
         # From Python 3.13 on urllib3 also asks whether an authority keeps to RFC 5280, and the one that PVE makes for a
         # cluster has no keyUsage. Chain, name and dates are verified all the same. It has to be said to all of urllib3:
         # proxmoxer logs in outside its session, so that no adapter of that one is asked.
-        urllib3_ssl.VERIFY_X509_STRICT = ssl.VerifyFlags(0)  # type: ignore[attr-defined]
+        urllib3_ssl.VERIFY_X509_STRICT = ssl.VerifyFlags(0)  # type: ignore[attr-defined]  # its own default, no part of its interface
         if self.host in LOOPBACK:
             given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
             os.environ["no_proxy"] = ",".join(filter(None, [given, self.host]))
