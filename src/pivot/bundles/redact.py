@@ -26,7 +26,8 @@ LONG_LINE = 4096  # from here on a writer may have cut the line (journald: 48 Ki
 
 _SIGN = re.compile(r"=>|->|:=|[:=]")
 _COLOURS = r"(?:\x1b\[[0-9;]*m)*"
-_CONTINUED = r"\\\r?\n"  # a line of a unit or a script that goes on in the next one
+# a line of a unit or a script that goes on in the next one; systemd passes over comments between
+_CONTINUED = r"\\\r?\n(?:[ \t]*[\#;][^\n]*\n)*"
 _PAIR = re.compile(
     rf"""(?<!\#)(?P<dash>--)?[\d.-]*(?P<name>[A-Za-z_][\w.-]*)
         (?P<sep>{_COLOURS}["'\\]*\]?{_COLOURS}[ \t]*(?:{_SIGN.pattern})[ \t]*{_COLOURS}

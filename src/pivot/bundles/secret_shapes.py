@@ -71,6 +71,10 @@ SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     # a password may hold an @ (the last one before the path is the host's), and a piece that is masked already
     _shape("://", r"(://[^\s/:@\"'<>]*:)(?:<\w+>|[^\s/\"'<>])+(?=@)", r"\g<1>{}"),
     _shape("://", r"(://)(?=[^\s/:@\"'<>]*\d)[^\s/:@\"'<>]{16,}(?=@)", r"\g<1>{}"),
+    # a name alone in a web address that is no plain word is mostly a token
+    _shape("http", rf"(?i)(\bhttps?://)(?!<){_MIXED}[^\s/:@\"'<>]{{8,}}(?=@)", r"\g<1>{}"),
+    # a proxy without a scheme
+    _shape("roxy|ROXY", r"(?i)(proxy[\"']?\s*[=:]\s*[\"']?[^\s/:@\"'<>=]+:)(?!<)[^\s/\"'<>]+(?=@)", r"\g<1>{}"),
     _shape("ig=|ature=", r"(?i)([?&](?:x-\w+-)?sig(?:nature)?=)[^\s&\"'<>]+", r"\g<1>{}"),
     _shape(
         "%3D|%3d|%3A|%3a",
