@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
@@ -96,6 +97,17 @@ def test_what_the_probe_expects_is_the_contract_whatever_ids_an_engine_needs_for
     done = filled.play("expected.yml", sglang_server_eagle_layer_ids=[1, 29, 57])
     # the filled convention is output: what comes out of layer 2 goes into layer 3
     assert done.stdout.count("expected [3, 31, 59]") == 2, done.stdout + done.stderr
+
+
+def test_of_a_server_over_several_machines_that_of_rank_0_is_asked():
+    given = yaml.safe_load((EXAMPLE / "group_vars/inference/debug.yml").read_text())["debug_probes_url"]
+    for rank, url in (
+        ({}, "http://192.0.2.11:30000"),
+        ({"node-rank": "0"}, "http://192.0.2.11:30000"),
+        ({"node-rank": 1}, ""),
+    ):
+        values = {"ansible_host": "192.0.2.11", "sglang_server_launch": rank}
+        assert jinja2.Template(given).render(values) == url
 
 
 # What is not known is null, and refused
