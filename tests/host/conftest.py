@@ -6,8 +6,9 @@ From the project's root, with `.venv` active (`playbooks/verify.yml` does the sa
 
 `--hosts=ansible://infer1` limits it to one; several inventories are given with commas between them. Both options have
 these defaults. Nothing on a host is changed.
-The values come from the inventory as Ansible resolves it, over the roles' defaults; where a service check fails, the
-end of the service's journal is shown. The API key is masked in everything that is printed.
+The values come from the inventory as Ansible resolves it, over the roles' defaults, and under those that the playbook
+was given with --extra-vars; where a service check fails, the end of the service's journal is shown. The API key is
+masked in everything that is printed.
 """
 
 import json
@@ -19,11 +20,13 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from collections import ChainMap
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from testinfra.host import Host
 
 from pivot.bundles.redact import Redactor
@@ -100,17 +103,19 @@ def resolve(inventory: str, pattern: str, directory: Path) -> Path:
 
     testinfra reads inventories without resolving templates, addresses among them, and knows no role's defaults.
     """
-    defaults = directory / "defaults/group_vars/all"
-    defaults.mkdir(parents=True)
-    for role in ROLES:
-        shutil.copy(ROOT / "roles" / role / "defaults/main.yml", defaults / f"{role}.yml")
-    (directory / "defaults/hosts.yml").write_text("all: {hosts: {}}\n")
+    # beside the inventory's own `all: vars:`, which come later and win; group_vars of a directory would beat them
+    files = (ROOT / "roles" / role / "defaults/main.yml" for role in ROLES)
+    defaults = directory / "defaults.yml"
+    defaults.write_text(
+        json.dumps({"all": {"vars": dict(ChainMap(*(yaml.safe_load(path.read_text()) for path in files)))}})
+    )
     names = json.dumps([*CONNECTION, *WANTED])
     expression = f"{{{{ dict({names} | zip(query('ansible.builtin.vars', *{names}, default='{_UNSET}'))) }}}}"
     several = inventory.split(",")
     given = several if all(Path(ROOT, one).exists() for one in several) else [inventory]
-    command = ["ansible", "--inventory", str(directory / "defaults/hosts.yml")]
+    command = ["ansible", "--inventory", str(defaults)]
     command += [f"--inventory={one}" for one in given]
+    command += [f"--extra-vars={one}" for one in json.loads(os.environ.get("PIVOT_EXTRA_VARS", "[]"))]
     command += ["--module-name", "ansible.builtin.debug", "--args", json.dumps({"msg": expression}), pattern]
     environment = {
         **os.environ,

@@ -1,5 +1,6 @@
-"""This run's vault options as the variables that hand them to an Ansible that it starts."""
+"""What this run was told on its command line, as the variables that hand it to an Ansible that it starts."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,30 +9,39 @@ from ansible import constants, context
 from ansible.plugins.lookup import LookupBase
 
 DOCUMENTATION = """
-name: vault_environment
-short_description: The vault options of the command line, for a child's environment
+name: run_environment
+short_description: The vault options and values of the command line, for a child's environment
 description:
   - C(--vault-password-file) and C(--vault-id) as C(ANSIBLE_VAULT_IDENTITY_LIST), beside those that are configured.
+  - C(--extra-vars) as C(PIVOT_EXTRA_VARS), a JSON list of them as they were given; see tests/host/conftest.py.
   - A password that was typed is not handed on.
 author: Pivot contributors
 """
 
 
 def environment(options: Mapping[str, Any], configured: Sequence[str] = ()) -> dict[str, str]:
-    """Ansible's variable for these options of its command line; empty where none was given: the rest is inherited.
+    """Variables for these options of the command line; empty where none was given: the rest is inherited.
 
     configured: vault ids of the configuration, which the variable would displace; a password file of it stays.
     """
     files = (f"default@{name}" for name in options.get("vault_password_files") or ())
-    given = [_absolute(vault_id) for vault_id in (*(options.get("vault_ids") or ()), *files)]
-    return {"ANSIBLE_VAULT_IDENTITY_LIST": ",".join([*configured, *given])} if given else {}
+    vault = [_absolute_id(vault_id) for vault_id in (*(options.get("vault_ids") or ()), *files)]
+    values = [f"@{_absolute(one[1:])}" if one.startswith("@") else one for one in options.get("extra_vars") or ()]
+    return {
+        **({"ANSIBLE_VAULT_IDENTITY_LIST": ",".join([*configured, *vault])} if vault else {}),
+        **({"PIVOT_EXTRA_VARS": json.dumps(values)} if values else {}),
+    }
 
 
-def _absolute(vault_id: str) -> str:
+def _absolute_id(vault_id: str) -> str:
     """``label@source`` for another working directory; Ansible splits at the first ``@`` too."""
     label, at, source = vault_id.partition("@") if "@" in vault_id else ("", "", vault_id)
     asked = source in ("prompt", "prompt_ask_vault_pass")
-    return vault_id if asked else f"{label}{at}{Path(source).expanduser().absolute()}"
+    return vault_id if asked else f"{label}{at}{_absolute(source)}"
+
+
+def _absolute(name: str) -> Path:
+    return Path(name).expanduser().absolute()
 
 
 class LookupModule(LookupBase):
