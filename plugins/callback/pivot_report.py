@@ -27,7 +27,7 @@ description:
   - Everything that is printed also goes into the log file. Ansible's own I(log_path) would do that too, but also for
     C(ansible-inventory --list), which prints the vault's secrets.
   - A file of the inventory that the vault password does not open, or that is no YAML when it is open, is named.
-  - All filters and tests are loaded before the first task, which saves every task's worker from loading them by itself.
+  - All filters and tests are loaded before a role's first task, which saves each task's worker from doing it itself.
   - What a task returns as C(pivot_said) is printed, line by line.
   - At the end, what the roles reported in C(pivot_summary), the seconds of every play and the next commands.
 requirements: [enable in ansible.cfg]
@@ -58,6 +58,7 @@ class CallbackModule(CallbackBase):
         self._phases: list[tuple[str, float]] = []
         self._play: tuple[str, float] | None = None
         self._done = threading.Event()
+        self._loaded = False
         self._log: str | None = None
 
     def set_options(self, task_keys: Any = None, var_options: Any = None, direct: Any = None) -> None:
@@ -84,9 +85,6 @@ class CallbackModule(CallbackBase):
         """A play is a phase."""
         if self._play is None and not self._phases:
             self._try_vaults(play.get_loader())
-            # workers are forked from this process; each would load all of them, 0.2 s a task
-            for plugins in (filter_loader, test_loader):
-                list(plugins.all())
         self._end_play()
         self._play = (play.get_name().strip(), time.monotonic())
 
@@ -106,6 +104,11 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Start watching a task."""
+        if task._role and not self._loaded:
+            # workers are forked from this process; each would load all of them, 0.2 s a task
+            for plugins in (filter_loader, test_loader):
+                list(plugins.all())
+            self._loaded = True
         self._watch(task.get_name().strip())
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
