@@ -305,7 +305,9 @@ COLLECT = cuts(
 @pytest.mark.parametrize("cut", due(COLLECT), ids=str)
 def test_collect(cut, deployed, lab, controller, host):
     interrupt(cut, "deploy.yml", "--tags", "collect")
-    converge(controller, "deploy.yml", "--tags", "collect")
+    converge(controller, "deploy.yml", "--tags", "collect", "--limit", "infer1")
+    latest = max((ROOT / "artifacts").glob("*T*Z"))
+    assert "infer1" in (latest / "summary.txt").read_text()  # the table's play has its host with --limit too
     settled(lab, host)
 
 
