@@ -6,8 +6,9 @@
 #   beside     the killed runs, in a copy of this clone with a lab of its own
 #   check      linters, pure code, the lab itself
 #   scenarios  the roles' scenarios; the other lanes take from them too when they have done their own
-# Linters, pure code and the lab itself, passed on these very files and this machine's kernel and packages, are not run
-# again; `make lint unit lab-test` does it. What tests Pivot on containers always runs.
+# Linters, pure code (some of it on the engine) and the lab itself, passed on these very files and this machine's kernel
+# and packages, are not run again; `make lint unit lab-test integration` does it. What tests Pivot on containers always
+# runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
@@ -52,6 +53,9 @@ else
     beside=("$killed")
     here=("--ignore=$killed")
 fi
+# pure code that needs the locked engine
+on_engine=(tests/integration/test_evaluator.py
+    tests/integration/test_deploy.py::test_the_kernels_of_the_lab_agree_with_sglangs_own)
 verbose=(-v --durations=0 --durations-min=5)
 
 # What failed, once more in few lines: often the end of the output is all there is of a run
@@ -70,17 +74,27 @@ files() {
         cat .venv/.pivot-lock && uname -r && xargs dpkg-query -W <lab/debian-packages.txt
 }
 
-# A step whose outcome these alone decide; where git cannot tell them, it is run
+# A step whose outcome these alone decide is not run again after it has passed; where git cannot tell them, it is run
+state() { { files && echo "soak: ${PIVOT_SOAK:-}"; } 2>/dev/null | sha256sum; }
+
+passed() {
+    local name=$1 state=$2
+    [[ -n $state && -f .cache/passed-$name && $(<".cache/passed-$name") == "$state" ]] || return 1
+    printf '######## %s: passed on these very files before\n' "$name"
+}
+
+keep() {
+    local name=$1 state=$2
+    [[ -z $state ]] || printf '%s\n' "$state" >".cache/passed-$name"
+}
+
 pure() {
-    local name=$1 stamp=.cache/passed-$1 state
-    state=$({ files && echo "soak: ${PIVOT_SOAK:-}"; } 2>/dev/null | sha256sum) || state=
-    if [[ -n $state && -f $stamp && $(<"$stamp") == "$state" ]]; then
-        printf '######## %s: passed on these very files before\n' "$name"
-        return
-    fi
-    rm -f "$stamp"
+    local name=$1 state
+    state=$(state) || state=
+    ! passed "$name" "$state" || return 0
+    rm -f ".cache/passed-$name"
     step "$@" || return 1
-    [[ -z $state ]] || printf '%s\n' "$state" >"$stamp"
+    keep "$name" "$state"
 }
 
 # The longest first; each is drawn once, and those that stand on the engine, or share its container's card, after it
@@ -115,8 +129,14 @@ scenarios() {
 
 deploy_lane() {
     trap 'touch "$logs/.deploy-ended"' EXIT
-    local status=0
-    step integration python -m pytest "${verbose[@]}" "${here[@]}" tests/integration || status=1
+    local status=0 state
+    state=$(state) || state=
+    if passed engine "$state"; then here+=("${on_engine[@]/#/--deselect=}"); fi
+    if step integration python -m pytest "${verbose[@]}" "${here[@]}" tests/integration; then
+        keep engine "$state"
+    else
+        status=1
+    fi
     touch "$logs/.deploy-ended"
     if [[ -n ${PIVOT_SOAK:-} ]]; then
         step bench scripts/bench.sh || status=1
