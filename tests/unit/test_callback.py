@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -52,13 +53,20 @@ def test_a_vault_that_is_no_yaml_is_named_and_none_of_it_is_shown(tmp_path: Path
     assert "gone on" not in said
 
 
-def test_filters_are_loaded_once_and_not_by_every_tasks_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("roles", [["one"], []])
+def test_filters_are_loaded_once_and_not_by_every_tasks_worker(tmp_path: Path, roles: list[str]) -> None:
     filters = tmp_path / "filters"
     filters.mkdir()
     (filters / "same.py").write_text(FILTER)
     tasks = [{"ansible.builtin.debug": {"msg": f"{{{{ 'task {number}' | same }}}}"}} for number in range(3)]
+    role = tmp_path / "roles/one/tasks"
+    role.mkdir(parents=True)
+    (role / "main.yml").write_text(yaml.safe_dump(tasks))
     play = tmp_path / "play.yml"
-    play.write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
+    plain = [{"ansible.builtin.debug": {"msg": "no filter"}}]
+    play.write_text(
+        yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "roles": roles, "post_tasks": plain}])
+    )
     done = subprocess.run(
         [Path(sys.executable).with_name("ansible-playbook"), "--inventory", "localhost,", str(play)],
         env={
@@ -71,5 +79,7 @@ def test_filters_are_loaded_once_and_not_by_every_tasks_worker(tmp_path: Path) -
         text=True,
         check=False,
     )
-    assert "task 2" in done.stdout, done.stdout + done.stderr
-    assert len((filters / "loaded").read_text().splitlines()) == 1
+    assert "no filter" in done.stdout, done.stdout + done.stderr
+    assert ("task 2" in done.stdout) == bool(roles)
+    loaded = filters / "loaded"
+    assert len(loaded.read_text().splitlines() if loaded.exists() else []) == len(roles)  # not at all without a role
