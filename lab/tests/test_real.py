@@ -86,6 +86,16 @@ def pid_of(api: Api, vmid: int) -> int:
     return int(api.node.lxc(vmid).status.current.get()["pid"])
 
 
+def wait_until_up(api: Api, vmid: int) -> None:
+    """Until systemd has started everything there. An init that only begins has no handler: it loses a request to end."""
+    ask = f"pct exec {vmid} -- systemctl is-system-running"
+    for _ in range(300):
+        if api.lab.ssh(api.facts["lab_addresses"]["pve1"], ask).stdout.strip() == "running":
+            return
+        time.sleep(0.2)
+    raise AssertionError("it did not come up")
+
+
 def learn_host_key(api: Api, vmid: int) -> Path:
     """A known_hosts file with the container's key, learnt from the node."""
     lab = api.lab
@@ -226,6 +236,7 @@ def test_what_the_lab_cannot_do_is_refused_in_a_sentence(api: Api, guest: int) -
 def test_stop_start_reboot_shutdown(api: Api, guest: int) -> None:
     first = pid_of(api, guest)
     status = api.node.lxc(guest).status
+    wait_until_up(api, guest)
     assert api.finish(status.reboot.post(timeout=30)) == "OK"
     second = pid_of(api, guest)
     assert second != first
@@ -234,6 +245,7 @@ def test_stop_start_reboot_shutdown(api: Api, guest: int) -> None:
     assert system.start_time(second) is None
     assert api.node.lxc(guest).status.current.get()["status"] == "stopped"
     assert api.finish(status.start.post()) == "OK"
+    wait_until_up(api, guest)
     assert api.finish(status.shutdown.post(timeout=30)) == "OK"
     assert api.finish(status.start.post()) == "OK"
     assert system.start_time(pid_of(api, guest)) is not None
@@ -304,6 +316,7 @@ def test_the_nodes_files_of_containers_are_only_written_in_place(lab: Any, guest
     api.node.lxc(guest).config.put(description="changed through the API")
     assert lab.ssh(node, f"cat {path}").stdout.startswith("#changed through the API\n")
     assert lab.ssh(node, f"tail -n 1 {path}").stdout == "lxc.prlimit.nofile: 4321\n"
+    wait_until_up(api, guest)
     assert api.finish(api.node.lxc(guest).status.shutdown.post()) == "OK"
     assert api.finish(api.node.lxc(guest).status.start.post()) == "OK"
     assert "4321" in Path(f"/proc/{pid_of(api, guest)}/limits").read_text()
