@@ -87,7 +87,7 @@ def pid_of(api: Api, vmid: int) -> int:
 
 
 def wait_until_up(api: Api, vmid: int) -> None:
-    """Until systemd has started everything there. An init that only begins has no handler: it loses a request to end."""
+    """Until systemd has started everything there. Before that, a request to end is lost."""
     ask = f"pct exec {vmid} -- systemctl is-system-running"
     for _ in range(300):
         if api.lab.ssh(api.facts["lab_addresses"]["pve1"], ask).stdout.strip() == "running":
