@@ -10,11 +10,11 @@ from ansible.plugins.lookup import LookupBase
 
 DOCUMENTATION = """
 name: run_environment
-short_description: The vault options and values of the command line, for a child's environment
+short_description: The files of vault passwords and values of the command line, for a child's environment
 description:
   - C(--vault-password-file) and C(--vault-id) as C(ANSIBLE_VAULT_IDENTITY_LIST), beside those that are configured.
-  - C(--extra-vars) as C(PIVOT_EXTRA_VARS), a JSON list of them as they were given; see tests/host/conftest.py.
-  - A password that was typed is not handed on.
+  - Files of C(--extra-vars) as C(PIVOT_EXTRA_VARS), a JSON list; see tests/host/conftest.py.
+  - A password or a value that was typed is not handed on. At C(-vvv) Ansible prints a task's environment.
 author: Pivot contributors
 """
 
@@ -26,7 +26,7 @@ def environment(options: Mapping[str, Any], configured: Sequence[str] = ()) -> d
     """
     files = (f"default@{name}" for name in options.get("vault_password_files") or ())
     vault = [_absolute_id(vault_id) for vault_id in (*(options.get("vault_ids") or ()), *files)]
-    values = [f"@{_absolute(one[1:])}" if one.startswith("@") else one for one in options.get("extra_vars") or ()]
+    values = [f"@{_absolute(one[1:])}" for one in options.get("extra_vars") or () if one.startswith("@")]
     return {
         **({"ANSIBLE_VAULT_IDENTITY_LIST": ",".join([*configured, *vault])} if vault else {}),
         **({"PIVOT_EXTRA_VARS": json.dumps(values)} if values else {}),

@@ -6,9 +6,9 @@ From the project's root, with `.venv` active (`playbooks/verify.yml` does the sa
 
 `--hosts=ansible://infer1` limits it to one; several inventories are given with commas between them. Both options have
 these defaults. Nothing on a host is changed.
-The values come from the inventory as Ansible resolves it, over the roles' defaults, and under those that the playbook
-was given with --extra-vars; where a service check fails, the end of the service's journal is shown. The API key is
-masked in everything that is printed.
+The values come from the inventory as Ansible resolves it, over the roles' defaults, and under those of files
+that the playbook was given with --extra-vars; where a service check fails, the end of the service's journal is shown.
+The API key is masked in everything that is printed.
 """
 
 import json

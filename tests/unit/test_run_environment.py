@@ -44,15 +44,11 @@ def test_options_of_the_command_line_reach_a_child(options, expected, monkeypatc
     assert run_environment.environment(options, ["lab@/l"]) == kept
 
 
-def test_values_of_the_command_line_reach_a_child(monkeypatch):
+def test_files_of_values_reach_a_child_and_no_value_that_was_typed(monkeypatch):
     monkeypatch.setattr(Path, "absolute", lambda self: Path("/somewhere") / self)
     assert run_environment.environment({"extra_vars": ()}) == {}
     given = {"extra_vars": ("a=1 b=@c", "@own.yml", '{"d": "é"}')}
-    assert json.loads(run_environment.environment(given)["PIVOT_EXTRA_VARS"]) == [
-        "a=1 b=@c",
-        "@/somewhere/own.yml",
-        '{"d": "é"}',
-    ]
+    assert json.loads(run_environment.environment(given)["PIVOT_EXTRA_VARS"]) == ["@/somewhere/own.yml"]
 
 
 def test_the_host_checks_resolve_several_inventories_and_the_values_of_the_command_line(tmp_path, monkeypatch):
