@@ -6,9 +6,8 @@
 #   beside     the killed runs, in a copy of this clone with a lab of its own
 #   check      linters, pure code, the lab itself
 #   scenarios  the roles' scenarios; the other lanes take from them too when they have done their own
-# Linters, pure code (some of it on the engine) and the lab itself, passed on these very files and this machine's kernel
-# and packages, are not run again; `make lint unit lab-test integration` does it. What tests Pivot on containers always
-# runs.
+# A step that passed is not run again on these very files, this machine's kernel and packages: linters, pure code, the lab
+# itself, each scenario; `make lint unit lab-test molecule` does it. deploy.yml and the killed runs always run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
@@ -53,9 +52,6 @@ else
     beside=("$killed")
     here=("--ignore=$killed")
 fi
-# pure code that needs the locked engine
-on_engine=(tests/integration/test_evaluator.py
-    tests/integration/test_deploy.py::test_the_kernels_of_the_lab_agree_with_sglangs_own)
 verbose=(-v --durations=0 --durations-min=5)
 
 # What failed, once more in few lines: often the end of the output is all there is of a run
@@ -74,27 +70,21 @@ files() {
         cat .venv/.pivot-lock && uname -r && xargs dpkg-query -W <lab/debian-packages.txt
 }
 
-# A step whose outcome these alone decide is not run again after it has passed; where git cannot tell them, it is run
+# The same for as long as nothing of these changes; where git cannot tell, nothing is taken as passed
 state() { { files && echo "soak: ${PIVOT_SOAK:-}"; } 2>/dev/null | sha256sum; }
 
-passed() {
-    local name=$1 state=$2
-    [[ -n $state && -f .cache/passed-$name && $(<".cache/passed-$name") == "$state" ]] || return 1
-    printf '######## %s: passed on these very files before\n' "$name"
-}
-
-keep() {
-    local name=$1 state=$2
-    [[ -z $state ]] || printf '%s\n' "$state" >".cache/passed-$name"
-}
-
-pure() {
-    local name=$1 state
+# A step whose outcome its files and this machine decide
+once() {
+    local name=$1 stamp=.cache/passed-$1 state
     state=$(state) || state=
-    ! passed "$name" "$state" || return 0
-    rm -f ".cache/passed-$name"
+    if [[ -n $state && -f $stamp && $(<"$stamp") == "$state" ]]; then
+        printf '######## %s: passed on these very files before\n' "$name"
+        echo "$name" >>"$logs/.passed-before"
+        return
+    fi
+    rm -f "$stamp"
     step "$@" || return 1
-    keep "$name" "$state"
+    [[ -z $state ]] || printf '%s\n' "$state" >"$stamp"
 }
 
 # The longest first; each is drawn once, and those that stand on the engine, or share its container's card, after it
@@ -123,20 +113,14 @@ draw() {
 
 scenarios() {
     local status=0 name
-    while name=$(draw); do step "molecule-$name" scripts/molecule.sh "molecule/$name/molecule.yml" || status=1; done
+    while name=$(draw); do once "molecule-$name" scripts/molecule.sh "molecule/$name/molecule.yml" || status=1; done
     return $status
 }
 
 deploy_lane() {
     trap 'touch "$logs/.deploy-ended"' EXIT
-    local status=0 state
-    state=$(state) || state=
-    if passed engine "$state"; then here+=("${on_engine[@]/#/--deselect=}"); fi
-    if step integration python -m pytest "${verbose[@]}" "${here[@]}" tests/integration; then
-        keep engine "$state"
-    else
-        status=1
-    fi
+    local status=0
+    step integration python -m pytest "${verbose[@]}" "${here[@]}" tests/integration || status=1
     touch "$logs/.deploy-ended"
     if [[ -n ${PIVOT_SOAK:-} ]]; then
         step bench scripts/bench.sh || status=1
@@ -155,9 +139,9 @@ beside_lane() {
 
 check_lane() {
     local status=0
-    pure lint scripts/lint.sh || status=1
-    pure unit python -m pytest -q tests/unit || status=1
-    pure lab python -m pytest -q lab/tests || status=1
+    once lint scripts/lint.sh || status=1
+    once unit python -m pytest -q tests/unit || status=1
+    once lab python -m pytest -q lab/tests || status=1
     scenarios || status=1
     return $status
 }
@@ -180,6 +164,9 @@ trap 'exit 130' INT TERM
 broken=0
 for pid in "${lanes[@]}"; do wait "$pid" || broken=1; done
 printf '\nall of it: %d s\n' $((SECONDS - begin))
+if [[ -s $logs/.passed-before ]]; then
+    printf 'not run, passed on these very files before: %s\n' "$(sort "$logs/.passed-before" | paste -sd' ')"
+fi
 if [[ $broken -ne 0 ]]; then
     failures
     exit 1
