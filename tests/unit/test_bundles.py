@@ -9,7 +9,7 @@ import pytest
 
 from pivot.bundles import bundles
 
-from .test_diagnosis import bundle, decode, start
+from .server_bundle import bundle, decode, start
 
 RECORDS = Path(__file__).parent / "data/records/right.jsonl.gz"
 MANIFEST = {"schema": 2, "host": "infer1", "unit": "sglang.service", "time": "2026-11-29T103000Z", "files": []}

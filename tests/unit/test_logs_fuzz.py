@@ -15,7 +15,7 @@ from pivot.logs.diagnosis import diagnose, render
 from pivot.logs.evidence import Facts, read
 
 from . import test_logs_read as known
-from .test_diagnosis import FINE, SCHEDULER, SERVER
+from .server_bundle import FINE, SCHEDULER, SERVER
 
 SOAK = bool(os.environ.get("PIVOT_SOAK"))
 DATA = Path(__file__).parent / "data/logs"

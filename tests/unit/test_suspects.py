@@ -14,7 +14,7 @@ import pytest
 from pivot.logs.diagnosis import State, diagnose
 from pivot.logs.evidence import read
 
-from .test_diagnosis import FAILED, SCHEDULER, SERVER, at, codes, crash, decode, look, start, unit
+from .server_bundle import FAILED, SCHEDULER, SERVER, at, codes, crash, decode, look, start, unit
 from .test_suspects_told import failed, serves
 
 # --- what the kernel, of the container or of the node, tells

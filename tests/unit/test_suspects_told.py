@@ -14,7 +14,7 @@ import pytest
 
 from pivot.logs.diagnosis import Diagnosis
 
-from .test_diagnosis import FAILED, at, codes, crash, decode, look, start, unit
+from .server_bundle import FAILED, at, codes, crash, decode, look, start, unit
 
 ERROR = "RuntimeError: captured 2 of 3 aux hidden states"
 
