@@ -13,7 +13,7 @@ from typing import Any
 
 from pivot_lab.credentials import ensure_ssh_key
 
-from .faults import WANTED
+from .faults import WANTED, Faults
 from .standin import PASSWORD, TOKEN, Server
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,8 @@ DEVICES = {**TOKENS, "proxmox_container_devices": ["/dev/nvidia0,mode=0666"]}
 
 
 # what is asked for, whether only in check mode, and what is said then: no container to connect to, and one was stopped
-STEPS: list[tuple[str, dict[str, Any], bool, str]] = [
+Step = tuple[str, dict[str, Any], bool, str]
+STEPS: list[Step] = [
     ("started", {}, False, "False, False"),
     ("present", DEVICES, False, "False, False"),
     ("stopped", {}, False, "True, True"),  # so it ran, though pct had needed it stopped
@@ -69,11 +70,11 @@ def tasks(state: str, variables: dict[str, Any], check: bool, _: str) -> list[di
     ]
 
 
-def played(directory: Path, server: Server) -> str:
-    """What ansible-playbook prints of all steps."""
+def played(directory: Path, server: Server, steps: list[Step], status: int = 0) -> str:
+    """What ansible-playbook prints of all steps, and that it ends with this status."""
     ensure_ssh_key(server.layout)
     tool = directory / "bin/pct"
-    tool.parent.mkdir()
+    tool.parent.mkdir(exist_ok=True)
     tool.write_text(PCT.format(log=directory / "pct.log", key=server.layout.ssh_key.with_suffix(".pub")))
     tool.chmod(0o755)
     host = {
@@ -84,8 +85,10 @@ def played(directory: Path, server: Server) -> str:
         "proxmox_container_known_hosts": str(directory / "known_hosts"),
     }
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    play = {"hosts": "llm01", "gather_facts": False, "tasks": [task for step in STEPS for task in tasks(*step)]}
-    files = {"hosts.yml": {"all": {"hosts": {"llm01": host, "pve1": {}}, "vars": here}}, "play.yml": [play]}
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    play = {"hosts": "llm01", "gather_facts": False, "tasks": [task for step in steps for task in tasks(*step)]}
+    hosts = {"hosts": {"llm01": host, "pve1": {}, "away": away}, "vars": here}
+    files = {"hosts.yml": {"all": hosts}, "play.yml": [play]}
     for name, text in {**{name: json.dumps(value) for name, value in files.items()}, "ansible.cfg": CONFIG}.items():
         (directory / name).write_text(text)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
@@ -94,7 +97,7 @@ def played(directory: Path, server: Server) -> str:
         [Path(sys.executable).with_name("ansible-playbook"), "-i", "hosts.yml", "play.yml"],
         cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
 
@@ -102,7 +105,7 @@ def test_a_container_on_its_way_from_none_to_none(tmp_path: Path) -> None:
     """Each step begins with what the one before it left."""
     server = Server(tmp_path / "api")
     try:
-        said = re.findall(r'"msg": "said: (.*)"', played(tmp_path, server))
+        said = re.findall(r'"msg": "said: (.*)"', played(tmp_path, server, STEPS))
         left = server.pve.ct(101)
     finally:
         server.close()
@@ -110,3 +113,24 @@ def test_a_container_on_its_way_from_none_to_none(tmp_path: Path) -> None:
     assert left is None
     calls = [" ".join(line.split()[:3]) for line in (tmp_path / "pct.log").read_text().splitlines()]
     assert calls == ["exec 101 --", "set 101 --dev0", "exec 101 --"]  # none where it does not run
+
+
+def test_a_node_that_goes_away_leaves_no_container_stopped(tmp_path: Path) -> None:
+    """It is stopped for pct, which then nobody can call; the next run sets what is missing."""
+    server = Server(tmp_path / "api", [(faults := Faults()).middleware])
+    away: Step = ("started", {**DEVICES, "proxmox_container_node_host": "away"}, False, "")
+    again: Step = ("started", DEVICES, False, "False, False")
+    log = tmp_path / "pct.log"
+    try:
+        played(tmp_path, server, [STEPS[0]])
+        log.unlink()
+        said = played(tmp_path, server, [away], status=2)
+        calls = [path for method, path, _ in faults.changing() if method == "POST" and "/status/" in path]
+        left = server.pve.ct(101).status
+        played(tmp_path, server, [again])
+    finally:
+        server.close()
+    assert "away cannot be reached by ssh any more: what only root may set" in " ".join(said.split())
+    assert [path.rsplit("/", 1)[1] for path in calls] == ["start", "shutdown", "start"]
+    assert left == "running"
+    assert [" ".join(line.split()[:3]) for line in log.read_text().splitlines()] == ["set 101 --dev0", "exec 101 --"]
