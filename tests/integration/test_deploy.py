@@ -177,12 +177,14 @@ def nowhere_in_sight(lab, host, said):
 
 
 def test_a_restart_needs_consent(deployed, controller, host):
+    """Check mode shows what for."""
     before = host.show("InvocationID")
-    run = controller.play(
-        "playbooks/serve.yml", "-e", "sglang_server_allow_restart=false", "-e", "sglang_server_port=30002"
-    )
-    assert run.status == "failed"
-    assert "sglang_server_allow_restart: true" in run.failures()[0]
+    wanted = ("-e", "sglang_server_allow_restart=false", "-e", "sglang_server_port=30002")
+    for arguments, shown in (((), False), (("--check", "--diff"), True)):
+        run = controller.play("playbooks/serve.yml", *arguments, *wanted)
+        assert run.status == "failed"
+        assert "sglang_server_allow_restart: true" in run.failures()[0]
+        assert ("+port: 30002" in run.output) is shown
     assert host.show("InvocationID") == before
     assert "30002" not in host.run("cat /etc/sglang/launch.yaml")
 

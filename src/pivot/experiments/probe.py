@@ -239,7 +239,7 @@ def _untidy(facts: Mapping[str, Any]) -> str:
 def _no_consent(wanted: Wanted, switch: str) -> str:
     return (
         f"switching debugging {switch} restarts {wanted.unit}, and debug_probes_allow_restart is false: "
-        "nothing was changed"
+        "nothing was changed; set it to true (or -e debug_probes_allow_restart=true) when it may be interrupted"
     )
 
 
