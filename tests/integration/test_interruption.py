@@ -323,17 +323,20 @@ def test_serve(each, deployed, lab, controller, host, place):
     """Another launch configuration and unit are on their way: a re-run brings them in, and one without them takes them
     out again, whatever the server that runs then was started with. `make test` has the second half alone."""
     flags = yaml.safe_load((ROOT / "inventory/lab/group_vars/inference/server.yml").read_text())["sglang_server_launch"]
-    more = {"sglang_server_launch": {**flags, "max-running-requests": 3}, "sglang_server_stop_seconds": 29}
-    wanted = settings(place, "requests", **more)
+
+    def wanted(requests: int) -> str:
+        launch = {**flags, "max-running-requests": requests}
+        return settings(place, f"requests-{requests}", sglang_server_launch=launch, sglang_server_stop_seconds=29)
+
     if SOAK:
         for cut in each:
-            interrupt(cut, "playbooks/serve.yml", "-e", wanted)
-        converge(controller, "playbooks/serve.yml", "-e", wanted)
-        still(controller, "playbooks/serve.yml", "-e", wanted)
+            interrupt(cut, "playbooks/serve.yml", "-e", wanted(3))
+        converge(controller, "playbooks/serve.yml", "-e", wanted(3))
+        still(controller, "playbooks/serve.yml", "-e", wanted(3))
         settled(lab, host)
         assert served(host) == "max-running-requests: 3"
-    for cut in each:
-        interrupt(cut, "playbooks/serve.yml", *(() if SOAK else ("-e", wanted)))
+    for cut, requests in zip(each, (3, 2, 5), strict=False):  # each has to write, whatever the one before it still did
+        interrupt(cut, "playbooks/serve.yml", *(() if SOAK else ("-e", wanted(requests))))
     converge(controller, "deploy.yml" if SOAK else "playbooks/serve.yml")
     still(controller, "playbooks/serve.yml")
     settled(lab, host)
