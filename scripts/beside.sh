@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Integration tests in a copy of this clone, with a lab of its own, beside those of the clone itself. Arguments: pytest's.
+# Integration tests in a copy of this clone, with a lab of its own, beside those of the clone itself. The copy is one of a
+# person whose umask hides everything from others. Arguments: pytest's.
 set -euo pipefail
+umask 077
 cd "$(dirname "$0")/.."
 root=$PWD
 beside=$root/.cache/beside
@@ -11,7 +13,7 @@ if [[ -d $beside ]]; then
     rm -rf "$beside"
 fi
 mkdir -p "$root/.cache/wheelhouse" "$beside/.cache" "$beside/artifacts"
-rsync --archive --exclude /.git --exclude /artifacts --filter ':- .gitignore' ./ "$beside/"
+rsync --archive --chmod=go= --exclude /.git --exclude /artifacts --filter ':- .gitignore' ./ "$beside/"
 ln -s "$root/.cache/wheelhouse" "$beside/.cache/wheelhouse"
 export PIVOT_TEST_BESIDE=1 PIVOT_LAB_ROOT=$beside PIVOT_LAB_CACHE=$root/.cache ANSIBLE_CONFIG=$beside/ansible.cfg
 export PYTHONPATH=$beside/src # the copy is one state of the code, whatever is edited meanwhile

@@ -40,7 +40,7 @@ class Lab:
         self.layout.root.mkdir(parents=True, exist_ok=True)
 
     def run(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run `pivot-lab` for this lab."""
+        """Run `pivot-lab` for this lab, as a person does whose umask hides everything from others."""
         command = [
             sys.executable,
             "-m",
@@ -50,7 +50,7 @@ class Lab:
             "--cache",
             str(self.layout.cache),
         ]
-        done = subprocess.run([*command, *args], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, *args], capture_output=True, text=True, check=False, umask=0o077)
         if check and done.returncode != 0:
             raise AssertionError(f"pivot-lab {' '.join(args)} failed:\n{done.stdout}{done.stderr}")
         return done
