@@ -48,11 +48,11 @@ molecule: setup  ## one scenario a role, on real containers
 soak: setup  ## the long runs: all seeds
 	@PIVOT_SOAK=1 scripts/test.sh
 
-bench: setup  ## accept lengths and speed by wiring, on the deployed engine
+bench: setup  ## accept lengths and speed by wiring, then what probe, bundles and weights cost
 	@scripts/bench.sh
 
 bench-wiring: setup  ## wrong wirings on the deployed engine, and whether the analysis names each; BENCH="--row …"
 	@python lab/faults/bench.py $(BENCH)
 
-lock: setup  ## resolve the locks again (upgrades only what pyproject.toml demands)
+lock: setup  ## resolve the locks of packages and engines again (upgrades only what pyproject.toml or a .in demands)
 	@scripts/lock.sh
