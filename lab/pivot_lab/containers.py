@@ -253,15 +253,16 @@ class Containers:
             put(root, "etc/machine-id", secrets.token_hex(16) + "\n", 0o444)
             if identity.authorized_keys.strip():
                 put(root, "root/.ssh/authorized_keys", identity.authorized_keys.strip() + "\n", 0o600)
-            self._name(key, hostname)
-            write_json(home / "container.json", {"lowers": [str(lower) for lower in lowers], "hostname": hostname})
+            write_json(home / "container.json", {"lowers": [str(lower) for lower in lowers]})
         except BaseException:
             self.destroy(key)
             raise
 
-    def _name(self, key: str, hostname: str) -> None:
-        put(self.rootfs(key), "etc/hostname", hostname + "\n")
-        put(self.rootfs(key), "etc/hosts", f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {hostname}\n")
+    def _name(self, key: str, spec: Spec) -> None:
+        """Hostname and address as Proxmox writes them at each start: a name with a fixed address means that one."""
+        own = next((nic.address.partition("/")[0] for nic in spec.nics if nic.address), "127.0.1.1")
+        put(self.rootfs(key), "etc/hostname", spec.hostname + "\n")
+        put(self.rootfs(key), "etc/hosts", f"127.0.0.1 localhost\n::1 localhost\n{own} {spec.hostname}\n")
 
     def _mount(self, key: str, lowers: Sequence[Path]) -> None:
         home = self.home(key)
@@ -292,9 +293,7 @@ class Containers:
         if "lowers" not in settings:
             raise LabError(f"the container {key} is incomplete: its creation was interrupted")
         self._mount(key, [Path(lower) for lower in settings["lowers"]])
-        if spec.hostname != settings["hostname"]:
-            self._name(key, spec.hostname)
-            write_json(home / "container.json", settings | {"hostname": spec.hostname})
+        self._name(key, spec)
         self._devices(key, spec.devices)
         write(home / "config", render(self.layout, key, spec, cgroup_controllers()))
         log = home / "start.log"

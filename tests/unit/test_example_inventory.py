@@ -334,6 +334,14 @@ def test_the_rendezvous_port_is_closed_to_others(rendered):
     assert 'iifname != "lo" tcp dport 30001 counter drop' in rendered["llm01"]["firewall"]
 
 
+def test_the_processes_of_one_machine_meet_on_its_loopback(rendered):
+    """A real node writes the container's address beside its name, and that is where gloo would listen."""
+    assert "\nEnvironment=GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo\n" in rendered["llm01"]["service"]
+    text = yaml.safe_load((ROOT / "roles/sglang_server/vars/main.yml").read_text())["__sglang_server_inside"]
+    for flags, set_there in (({}, True), ({"nnodes": 1}, True), ({"nnodes": "2"}, False)):
+        assert ("lo" in jinja2.Template(text).render(sglang_server_launch=flags)) is set_there
+
+
 def test_the_unit_waits_long_and_restarts_rarely(rendered):
     text = rendered["llm01"]["service"]
     settings = dict(line.split("=", 1) for line in text.splitlines() if re.match(r"\w+=", line))
