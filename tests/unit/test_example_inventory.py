@@ -342,6 +342,13 @@ def test_the_processes_of_one_machine_meet_on_its_loopback(rendered):
         assert ("lo" in jinja2.Template(text).render(sglang_server_launch=flags)) is set_there
 
 
+def test_the_server_finds_what_compiles_its_kernels(rendered):
+    places = (
+        "/opt/sglang/releases/x/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    )
+    assert f"\nEnvironment=PATH={places}\n" in rendered["llm01"]["service"]
+
+
 def test_the_unit_waits_long_and_restarts_rarely(rendered):
     text = rendered["llm01"]["service"]
     settings = dict(line.split("=", 1) for line in text.splitlines() if re.match(r"\w+=", line))

@@ -184,6 +184,11 @@ def test_a_node_and_a_container_as_a_whole() -> None:
     assert bare.fix.startswith("in the container: apt-get install rsync nftables; ")
     (one,) = host.runtime({**inside, "programs": ["rsync"]}, options, "h")
     assert (one.code, one.message) == ("HOST-PROGRAM", "nft is not in the container: later steps call it")
+    wanted = {**options, "programs": ["rsync", "nft", "c++", "nvcc"]}
+    (compilers,) = host.runtime(inside, wanted, "h")
+    assert compilers.message == "c++ and nvcc are not in the container: later steps call them"
+    assert "apt-get install g++ cuda-toolkit-13-0; " in compilers.fix
+    assert host.runtime({**inside, "programs": wanted["programs"]}, wanted, "h") == []
     cuda = host.runtime(inside, {**options, "accelerator": "cuda"}, "h")
     assert [finding.code for finding in cuda] == ["HOST-MEMLOCK", "HOST-DRIVER-MODULE"]
     assert [f.code for f in host.runtime(inside, {**options, "accelerator": "cuda", "pending": True}, "h")] == [

@@ -244,6 +244,24 @@ TOLD = [
         "FileNotFoundError: [Errno 2] No such file or directory: '/var/cache/apt/x'",
     ),
     (
+        "no ninja",
+        "DIAG-COMPILER",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/models/ninja.json'",
+    ),
+    (
+        "no nvcc",
+        "DIAG-COMPILER",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'",
+        "RuntimeError: nvcc fatal",
+    ),
+    (
+        "no c++",
+        "DIAG-COMPILER",
+        "RuntimeError: /bin/sh: 1: c++: not found",
+        "RuntimeError: c++: error",
+    ),
+    (
         "S-12 nobody there",
         "DIAG-RENDEZVOUS",
         "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (127.0.0.1, 29500).",

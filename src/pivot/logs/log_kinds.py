@@ -82,6 +82,11 @@ NOTES: Mapping[str, tuple[tuple[str, ...], re.Pattern[str]]] = {
         # what is no error falls back to another kernel
         r"|Error: .*(?:requires SM ?[>=\d]|only supported on (?:Hopper|Blackwell|SM)|not supported on Blackwell)",
     ),
+    "compiler": _kind(
+        "ninja|nvcc|c++|g++",
+        r"No such file or directory: '(?:\S*/)?(?:ninja|nvcc|c\+\+|g\+\+)'"
+        r"|\b(?:ninja|nvcc|c\+\+|g\+\+): (?:command )?not found|Could not find nvcc",
+    ),
     "jit": _kind(
         "ninja|building extension|undefined symbol|ELF|cache/|.so: cannot",
         r"ninja: build stopped|[Ee]rror building extension|undefined symbol: |(?:invalid|bad) ELF"

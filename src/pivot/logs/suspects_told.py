@@ -72,6 +72,13 @@ ENGINE: tuple[Row, ...] = (
         "lower max-running-requests or context-length, or raise mem-fraction-static",
     ),
     (
+        "compiler",
+        "DIAG-COMPILER",
+        Severity.ERROR,
+        "kernels are compiled at run time, and what compiles them is not found",
+        "in the container: install g++ and the CUDA toolkit of the engine's torch; ninja is in the release's bin",
+    ),
+    (
         "jit",
         "DIAG-JIT-CACHE",
         Severity.ERROR,

@@ -138,7 +138,8 @@ def runtime(facts: Mapping[str, Any], options: Mapping[str, Any], host: str) -> 
     return found
 
 
-PACKAGES = {"nft": "nftables"}  # of programs that are not called as their package
+# of programs that are not called as their package; the toolkit is NVIDIA's, for the torch of the CUDA lock
+PACKAGES = {"nft": "nftables", "c++": "g++", "nvcc": "cuda-toolkit-13-0"}
 
 
 def program_findings(wanted: Sequence[str], there: Sequence[str], host: str) -> list[Finding]:
