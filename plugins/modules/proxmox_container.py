@@ -69,7 +69,7 @@ options:
     type: bool
     default: false
   confirm: {description: "For state absent: vmid and hostname, separated by a space.", type: str, default: ""}
-  shutdown_seconds: {description: Seconds that a container gets to shut down., type: int, default: 180}
+  shutdown_seconds: {description: Seconds that a container gets to shut down., type: int, default: 240}
   task_seconds: {description: Seconds until a task of the node counts as endless., type: int, default: 600}
 """
 
@@ -136,7 +136,7 @@ ARGUMENTS = {
     "root_via": {"type": "str", "choices": list(ROOT_VIA), "default": "pct"},
     "power_only": {"type": "bool", "default": False},
     "confirm": {"type": "str", "default": ""},
-    "shutdown_seconds": {"type": "int", "default": 180},
+    "shutdown_seconds": {"type": "int", "default": 240},
     "task_seconds": {"type": "int", "default": 600},
 }
 

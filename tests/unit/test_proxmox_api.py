@@ -419,6 +419,14 @@ def test_a_shutdown_is_waited_for_as_long_as_it_was_given():
     assert waited == [225, 45]
 
 
+def test_a_container_that_stops_late_is_watched_for_a_while(clock):
+    running, stopped = status("running"), status("stopped")
+    assert Container(Scripted({STATUS: [running, running, stopped]}), "pve1", 101).stops_late()
+    assert clock.now < 10
+    assert not Container(Scripted({STATUS: running}), "pve1", 101).stops_late()
+    assert 60 < clock.now < 75
+
+
 # --- proxies
 
 

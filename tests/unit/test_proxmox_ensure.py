@@ -133,6 +133,27 @@ def test_a_refused_change_leaves_a_running_container_running():
     assert container.sent == ["shutdown", "start"]
 
 
+@pytest.mark.parametrize(("late", "sent"), [(True, ["shutdown", "start"]), (False, ["shutdown"])])
+def test_a_shutdown_that_takes_too_long_leaves_no_container_stopped(late, sent):
+    class Slow(Remembering):
+        def power(self, action, **body):
+            super().power(action, **body)
+            if action == "shutdown":
+                raise ApiError(Finding("PVE-TASK-FAILED", Severity.ERROR, "llm01", "it did not stop in time", ""))
+
+        def stops_late(self):
+            return late
+
+    container = Slow(RUNNING)
+    with pytest.raises(ApiError, match="did not stop in time"):
+        run(container, {**WANTED, "dev0": "/dev/nvidia0"}, allow_restart=True)
+    assert container.sent == sent
+    stopped = Slow(RUNNING)
+    with pytest.raises(ApiError, match="did not stop in time"):
+        run(stopped, state="stopped", allow_restart=True)
+    assert stopped.sent == ["shutdown"]
+
+
 def test_what_waits_for_a_restart_is_named_and_waits_on_without_consent():
     container = Remembering(RUNNING, pending=["features"])
     outcome = run(container)

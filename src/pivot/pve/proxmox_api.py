@@ -31,6 +31,7 @@ from pivot.pve import proxmox
 from pivot.pve.proxmox_refusals import explain, task_failed, transient
 
 POLL_SECONDS = 0.3
+LATE_SECONDS = 60.0  # how long a container is watched whose shutdown took too long
 TASK_SECONDS = 600.0
 # how long a call is repeated that may succeed in a moment, and the first pause (they double)
 PATIENCE_SECONDS = 45.0
@@ -310,6 +311,14 @@ class Container:
     def running(self) -> bool:
         """Whether it runs now."""
         return bool(self.status()["status"] == "running")
+
+    def stops_late(self) -> bool:
+        """Whether it stops after all, though its shutdown was reported as failed; False where nobody can tell."""
+        try:
+            self._until(lambda: not self.running(), "it did not stop", LATE_SECONDS)
+        except ApiError:
+            return False
+        return True
 
     def status(self) -> dict[str, Any]:
         """What the node says of it at the moment."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pivot.findings import Finding, Severity
 from pivot.pve import proxmox, proxmox_raw
-from pivot.pve.proxmox_api import Container
+from pivot.pve.proxmox_api import ApiError, Container
 from pivot.pve.proxmox_values import family, static_address, switched_on
 
 STATES = ("present", "started", "stopped", "restarted", "absent")
@@ -33,7 +33,7 @@ class Request:
     root_via: str = "ticket"
     is_root: bool = True
     confirm: str = ""
-    shutdown_seconds: int = 180
+    shutdown_seconds: int = 240
     power_only: bool = False
 
 
@@ -236,7 +236,7 @@ def _apply(container: Container, request: Request, outcome: Outcome, plan: proxm
 
     direct = plan.only(set(plan.keys) - set(outcome.deferred.keys if outcome.deferred else ()))
     if outcome.restarted or outcome.stopped:
-        container.power("shutdown", timeout=request.shutdown_seconds)
+        _shut_down(container, request.shutdown_seconds, again=outcome.restarted)
     start = outcome.restarted or outcome.started
     try:
         if direct.changes:
@@ -251,11 +251,21 @@ def _apply(container: Container, request: Request, outcome: Outcome, plan: proxm
         _settle(container, request, outcome)
 
 
+def _shut_down(container: Container, seconds: int, *, again: bool) -> None:
+    """Shut it down. One that stops after its time was up is left to nobody, so it is started where it shall run."""
+    try:
+        container.power("shutdown", timeout=seconds)
+    except ApiError:
+        if again and container.stops_late():
+            container.power("start")
+        raise
+
+
 def _settle(container: Container, request: Request, outcome: Outcome) -> None:
     """Restart for what the node could not change in the running container: only it knows, and only afterwards."""
     waiting = container.pending()
     if waiting and request.allow_restart:
-        container.power("shutdown", timeout=request.shutdown_seconds)
+        _shut_down(container, request.shutdown_seconds, again=True)
         container.power("start")
         outcome.restarted = True
     elif waiting:
