@@ -223,6 +223,26 @@ def test_names_of_the_vault_without_a_value(given, value, expected):
     assert [finding.code for finding in found] == expected
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, []),
+        ({"ansible_user": "root", "ansible_become": False}, []),
+        ({"ansible_become": "no"}, []),
+        ({"ansible_user": "ops"}, ["ansible_user (group_vars/all.yml:2) is ops, and the roles log in as root"]),
+        (
+            {"ansible_user": "root", "ansible_become": "yes"},
+            ["ansible_become (group_vars/all.yml:3) is set, which tasks on the controller get too"],
+        ),
+    ],
+)
+def test_the_roles_log_in_as_root(tmp_path, values, said):
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars/all.yml").write_text("---\nansible_user: ops\nansible_become: yes\n")
+    found = inventory.login("infer1", values, tmp_path)
+    assert [(finding.code, finding.message) for finding in found] == [("VAR-LOGIN", text) for text in said]
+
+
 # --- files that are no YAML
 
 

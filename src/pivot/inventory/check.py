@@ -29,7 +29,7 @@ from pivot.serving import budget, launch, launch_rules, nccl
 ROLES = ("proxmox_container", "sglang_engine", "model_weights", "sglang_server")
 # looked at besides the variables of roles
 OTHERS = (
-    *("ansible_host", "ansible_ssh_private_key_file", "ansible_ssh_common_args"),
+    *("ansible_host", "ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_user", "ansible_become"),
     *("pivot_pins", "pivot_root", "pivot_waivers"),
 )
 WHOLE = "the inventory"
@@ -179,6 +179,7 @@ def _variables(
     own = {name: value for name, value in values.items() if name not in _handed_on(pinned)}
     yield from inventory.nulls(host.name, own, specs, roles, host.place)
     yield from inventory.empty_secrets(host.name, host.given, values)
+    yield from inventory.login(host.name, values, host.place)
     yield from inventory.unknown_variables(host.name, host.given, specs, host.place)
     yield from devices.deployed(host.name, values)
     yield from networks.check(host.name, values)

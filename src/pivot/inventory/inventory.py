@@ -244,6 +244,23 @@ def empty_secrets(subject: str, given: Iterable[str], values: Mapping[str, Any])
     ]
 
 
+def login(subject: str, values: Mapping[str, Any], inventory: Path) -> list[Finding]:
+    """Roles work as root, over ssh as root: become would reach tasks of the controller too, and rsync has none."""
+    findings = []
+    user, become = values.get("ansible_user"), values.get("ansible_become")
+    if user not in (None, "", "root"):
+        message = f"ansible_user ({where_set('ansible_user', inventory)}) is {user}, and the roles log in as root"
+        fix = "write ansible_user: root, with the key that the container was given"
+        findings.append(Finding("VAR-LOGIN", Severity.ERROR, subject, message, fix))
+    if str(become).lower() in ("true", "yes", "on", "1", "y", "t"):
+        message = (
+            f"ansible_become ({where_set('ansible_become', inventory)}) is set, which tasks on the controller get too"
+        )
+        fix = "remove it, and write ansible_user: root"
+        findings.append(Finding("VAR-LOGIN", Severity.ERROR, subject, message, fix))
+    return findings
+
+
 def files(subject: str, values: Mapping[str, Any], inventory: Path) -> list[Finding]:
     """Files of the controller that variables name and that are not there. Values of other variables are left alone."""
     findings = []
