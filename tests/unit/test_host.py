@@ -268,5 +268,19 @@ LISTEN 0 128 127.0.0.53%lo:53 0.0.0.0:* uid:101 ino:4 sk:4 <->
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("192.0.2.11", {"192.0.2.11"}), ("2001:DB8::0:11", {"2001:db8::11"}), ("0.0.0.0", {"0.0.0.0"})],  # noqa: S104 - the same
+)
+def test_addresses_in_any_spelling(written: str, meant: set[str]) -> None:
+    assert host.addresses_of(written) == meant
+
+
+def test_addresses_of_a_name() -> None:
+    assert "127.0.0.1" in host.addresses_of("localhost")
+    with pytest.raises(OSError, match="ame"):
+        host.addresses_of("nowhere.invalid")
+
+
 def test_properties() -> None:
     assert host.parse_properties("A=b\nC=\nD=e=f\nnothing\n") == {"A": "b", "C": "", "D": "e=f"}

@@ -7,7 +7,9 @@ cards is judged from recorded and composed texts (tests/data/hardware) and has n
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,9 +38,15 @@ def parse_listeners(text: str) -> list[Listener]:
             continue
         address, _, port = fields[3].rpartition(":")
         uid = re.search(r"\buid:(\d+)", line)
-        plain = address.strip("[]").partition("%")[0]
+        plain = address.strip("[]").partition("%")[0].replace("*", "::")
         found.append(Listener(plain, int(port), int(uid.group(1)) if uid else 0))
     return found
+
+
+def addresses_of(host: str) -> set[str]:
+    """The addresses that a name means, or the one that is written, as ss writes them. OSError: no such name."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return {str(ipaddress.ip_address(str(place[0]).partition("%")[0])) for *_, place in found}
 
 
 def parse_properties(text: str) -> dict[str, str]:
