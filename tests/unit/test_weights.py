@@ -58,7 +58,15 @@ def test_a_model_is_named_once(tmp_path: Path) -> None:
 
 FILES = {"config.json": FilePin("1" * 64, 4), "model.safetensors": FilePin("2" * 64, 100)}
 GOOD = {name: [pin.size, pin.sha256] for name, pin in FILES.items()}
-EMPTY: dict[str, Any] = {"state": "absent", "kind": "", "files": {}, "odd": {}, "headers": {}, "incomplete": []}
+EMPTY: dict[str, Any] = {
+    "state": "absent",
+    "kind": "",
+    "files": {},
+    "odd": {},
+    "headers": {},
+    "incomplete": [],
+    "closed": [],
+}
 
 
 @pytest.fixture
@@ -102,6 +110,13 @@ def test_nothing_to_do(wanted: Wanted) -> None:
     made = plan(wanted, release=tree(GOOD))
     assert made.steps == ()
     assert made.findings == ()
+
+
+def test_linked_files_that_a_server_may_not_read(wanted: Wanted) -> None:
+    made = plan(wanted, release=tree(GOOD, closed=["model.safetensors"]))
+    (finding,) = made.findings
+    assert (finding.code, finding.severity) == ("WEIGHTS-CLOSED", Severity.WARNING)
+    assert finding.message.startswith("model.safetensors of /models/lab/toy/r1 can be read by root")
 
 
 def test_everything_is_missing(wanted: Wanted) -> None:

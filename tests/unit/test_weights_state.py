@@ -250,6 +250,19 @@ def test_names_that_are_no_utf8_are_written_out(host: Host) -> None:
     assert (host.release / name).stat().st_mode & 0o777 == 0o755
 
 
+def test_what_others_cannot_read_behind_links_is_named(held: Host) -> None:
+    holder = Path(held.wanted.paths[0])
+    (holder / "config.json").chmod(0o640)
+    assert [finding.code for finding in held.plan().findings] == ["WEIGHTS-CLOSED"]
+    assert held.converge() == ["verify", "publish"]
+    assert release(held.look())["closed"] == ["config.json"]
+    assert [finding.code for finding in held.plan().findings] == ["WEIGHTS-CLOSED"]
+    (holder / "config.json").chmod(0o644)
+    assert held.plan().findings == ()
+    (holder / "sub").chmod(0o750)
+    assert release(held.look())["closed"] == ["sub/model.safetensors"]
+
+
 def test_errors_are_sentences(host: Host) -> None:
     host.root.write_text("a file where the root has to be")
     assert "where a directory has to be" in host.look()["error"]

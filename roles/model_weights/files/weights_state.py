@@ -259,9 +259,11 @@ def look_at(directory: Path, model: Model, record: Record, follow: bool) -> Dict
 
     state: absent, present, or foreign (`kind` is there instead); files: wanted name → [size, sha256 or null]; odd:
     wanted name → what it is instead of a file; headers: wanted safetensors of another size → what the header says;
-    incomplete: downloads that never ended. follow: links to files are as good as files.
+    incomplete: downloads that never ended; closed: wanted names behind links, or where follow is set, that others
+    cannot read. follow: links to files are as good as files.
     """
     found: Dict[str, Any] = {"state": "absent", "kind": "", "files": {}, "odd": {}, "headers": {}, "incomplete": []}
+    found["closed"] = []
     try:
         mode = directory.stat().st_mode if follow else directory.lstat().st_mode
     except OSError:
@@ -279,10 +281,18 @@ def look_at(directory: Path, model: Model, record: Record, follow: bool) -> Dict
             continue
         status = path.stat()
         found["files"][name] = [status.st_size, record.sha256(status)]
+        if (links or follow) and closed(path):
+            found["closed"].append(name)
         if status.st_size != size and name.endswith(".safetensors"):
             found["headers"][name] = header_problem(path)
     found["incomplete"] = [name for name in model.files if (directory / f"{name}.incomplete").exists()]
     return found
+
+
+def closed(path: Path) -> bool:
+    """Whether others cannot read a file where it really is; its directory counts too."""
+    place = path.resolve()
+    return not (place.stat().st_mode & 0o004 and place.parent.stat().st_mode & 0o001)
 
 
 def bad_modes(directory: Path, names: List[str]) -> List[str]:

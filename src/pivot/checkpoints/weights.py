@@ -220,6 +220,7 @@ def plan_model(
         message = f"{path} is {release.kind}, where the release's directory has to be"
         return None, [Finding("WEIGHTS-PATH", Severity.ERROR, wanted.key, message, fix)]
     findings = _extra(wanted, report["release"]["extra"], path, replacing=bool(release.problems) and release.present)
+    findings += _closed(wanted.key, {path: report["release"]} if release.present else report["paths"])
     if release.present and release.unknown:
         if not verified:
             return _verify(wanted, root, "not known to be verified", {path: release}), findings
@@ -285,6 +286,21 @@ def _verify(wanted: Wanted, root: str, why: str, trees: Mapping[str, Tree]) -> S
 
 def _names(names: frozenset[str]) -> str:
     return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _closed(subject: str, trees: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    """Findings for files of somebody else, to which a release is or would be linked, that a server may not read."""
+    return [
+        Finding(
+            "WEIGHTS-CLOSED",
+            Severity.WARNING,
+            subject,
+            f"{_names(frozenset(tree['closed']))} of {path} can be read by root, their owner and their group alone",
+            "chmod -R o+rX where the files really are, or let the server's user have their group",
+        )
+        for path, tree in trees.items()
+        if tree["closed"]
+    ]
 
 
 def _extra(wanted: Wanted, names: Sequence[str], path: str, replacing: bool) -> list[Finding]:
