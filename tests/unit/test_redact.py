@@ -132,6 +132,14 @@ def test_a_known_value_that_a_writer_broke_over_two_lines_is_masked() -> None:
     assert Redactor([secret]).text(unrelated) == unrelated
 
 
+def test_a_proxy_without_a_scheme_is_masked_by_the_name_beside_it() -> None:
+    given, masked = "user:Zq9-made-up@proxy:3128", f"user:{MASK}@proxy:3128"
+    assert Redactor().environment({"http_proxy": given, "x": "u:v@w"}) == {"http_proxy": masked, "x": "u:v@w"}
+    assert Redactor().data({"HTTPS_PROXY": given}) == {"HTTPS_PROXY": masked}
+    assert Redactor().data([{"name": "http_proxy", "value": given}]) == [{"name": "http_proxy", "value": masked}]
+    assert Redactor().arguments(["pip", "--proxy", given]) == ["pip", "--proxy", masked]
+
+
 def test_environment_b22() -> None:
     environment = {
         "SGLANG_ENABLE_SPEC_V2": "on",

@@ -34,7 +34,7 @@ _PAIR = re.compile(
             (?:{_CONTINUED}[ \t]*)?(?:[bu](?=["']))?(?=\S)
         |:[ \t]*\r?\n(?:[ \t]+(?:-[ \t]+)?|-[ \t]+)(?=\S)(?!\S+:(?:\s|\Z))  # name:, and lines of its own
         |["'\\]*,[ \t]*b?(?=["'\\])                                   # ("name", "value")
-        |["'\\]*,?(?:{_CONTINUED}|[\s\0])+(?=\S))                      # --name value
+        |(?:["']|\\(?!\r?\n))*,?(?:{_CONTINUED}|[\s\0])+(?=\S))        # --name value
     """,
     re.VERBOSE,
 )
@@ -162,8 +162,14 @@ class Redactor:
                 self._count(value != MASK, name)
                 result[name] = MASK
             else:
-                result[name] = self.text(value)
+                result[name] = self._of(name, value)
         return result
+
+    def _of(self, name: str, value: str) -> str:
+        """A value's text; what stands behind a proxy's name may be a login without anything else to know it by."""
+        if not name.lower().endswith("proxy"):
+            return self.text(value)
+        return self.text(f"{name}={value}").removeprefix(f"{name}=")
 
     def data(self, value: object) -> object:
         """What JSON can hold, its texts masked, and what stands under a name that says secret; it stays JSON."""
@@ -184,7 +190,7 @@ class Redactor:
         if kind and value and (number or isinstance(value, str)) and not counts:
             self._count(value != MASK, name)
             return MASK
-        return self.data(value)
+        return self._of(name, value) if isinstance(value, str) else self.data(value)
 
     def arguments(self, argv: Sequence[str]) -> list[str]:
         """A command line, argument by argument: ``--api-key VALUE`` and ``--api-key=VALUE`` are masked."""
@@ -200,7 +206,7 @@ class Redactor:
                 self._count(1, name.lstrip("-"))
                 result.append(f"{name}={MASK}")
             else:
-                result.append(self.text(argument))
+                result.append(self._of(before if before.startswith("-") else "", argument))
         return result
 
     def _count(self, count: int, what: str) -> None:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 
 _NAMES = r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|auth[_-]?token|access[_-]?token|token|password|passwd|secret)"
+# the end of a group, user:, then a password, which may hold a piece that is masked; bounded, since logs hold anything
+_LOGIN = r"[^\s/:\"'<>=]{1,64}:)(?:<\w{1,32}>|[^\s/\"'<>\\]){1,256}"
 # what says that a word is no plain word: a digit, or a capital behind a small letter
 _MIXED = r"(?=[\w.~+/-]*(?:\d|(?-i:[a-z][A-Z])|[+/=_]))"
 
@@ -72,9 +74,10 @@ SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     _shape("://", r"(://[^\s/:@\"'<>]*:)(?:<\w+>|[^\s/\"'<>])+(?=@)", r"\g<1>{}"),
     _shape("://", r"(://)(?=[^\s/:@\"'<>]*\d)[^\s/:@\"'<>]{16,}(?=@)", r"\g<1>{}"),
     # a name alone in a web address that is no plain word is mostly a token
-    _shape("http", rf"(?i)(\bhttps?://)(?!<){_MIXED}[^\s/:@\"'<>]{{8,}}(?=@)", r"\g<1>{}"),
-    # a proxy without a scheme
-    _shape("roxy|ROXY", r"(?i)(proxy[\"']?\s*[=:]\s*[\"']?[^\s/:@\"'<>=]+:)(?!<)[^\s/\"'<>]+(?=@)", r"\g<1>{}"),
+    _shape("http|HTTP", rf"(?i)(\bhttps?://)(?!<){_MIXED}[^\s/:@\"'<>]{{8,}}(?=@)", r"\g<1>{}"),
+    # a proxy without a scheme: what stands behind its name, and apart from a name only what has a host with a port
+    _shape("roxy|ROXY", rf"(?i)(proxy[\\\"']*\s*[=:]\s*[\\\"']*{_LOGIN}(?=@(?!sha256:))", r"\g<1>{}"),
+    _shape("roxy|ROXY", rf"(?i)(proxy[\\\"']*\s+[\\\"']*{_LOGIN}(?=@[\w.-]+:\d{{1,5}}\b)", r"\g<1>{}"),
     _shape("ig=|ature=", r"(?i)([?&](?:x-\w+-)?sig(?:nature)?=)[^\s&\"'<>]+", r"\g<1>{}"),
     _shape(
         "%3D|%3d|%3A|%3a",
