@@ -27,7 +27,7 @@ def test_every_model_is_complete_and_read_only(host: Host, settings: Settings) -
         sizes = {name: int(size) for size, name in (line.split(" ", 1) for line in listing.splitlines())}
         assert {name: sizes.get(name) for name in wanted} == wanted, path
         user = settings["sglang_server_user"]
-        assert host.check_output("runuser -u %s -- find -L %s -type f " + UNFIT, user, path) == "", path
+        assert host.check_output("cd / && runuser -u %s -- find -L %s -type f " + UNFIT, user, path) == "", path
 
 
 MODES = {("f", "644"), ("d", "755")}
